@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Protocol
 
 import anyio
 
 from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE, SMALLEST_PIECE, Arrivals, Part, Reassembly
+from decentral.dissemination.spread import UNKNOWN_RATE, LinesOf, Spread, Ways, spread
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.flow.pacing import Ack, SendQueue, UplinkMeter, Window, order_after
 from decentral.flow.waiting import Changes
@@ -96,128 +96,6 @@ async def _ask(transport: Transport, holder: PeerId, want: Want, limit: int) -> 
     except (TransportError, PayloadError):
         return None
     return data or None
-
-
-# ---- parts of a frame, and who sends which ----
-#
-# They are for a peer whose own uplink is too thin for a copy to everybody.
-#
-# Every frame must reach N - 1 peers, and all uplinks together can carry the N (N - 1) copies in ``N (N - 1) P / sum
-# up`` seconds; nobody is done before ``P / up`` with its own frame. A peer that needs longer for N - 1 copies sends
-# each part once, to somebody with uplink to spare, who passes it on to the others. What its uplink still carries it
-# sends itself, so that all are done at the same time.
-#
-# Sent by a thin peer: between ``P`` and ``(N - 1) P`` instead of ``(N - 1) P``. Rates are what leases say: a hint,
-# wrong ones make a round slower and nothing else. So it must pay, too, where the own line is faster than thought by
-# ``ERROR`` and all others are slower by that: on lines that are equal nobody gives anything to pass on. With one of six
-# equal lines taken for one of twice the rate, five gave it a quarter of their frames, and rounds took twice as long.
-#
-# Source: Mundinger, Weber and Weiss, "Optimal scheduling of peer-to-peer file dissemination", 2008, give the bound.
-
-UNKNOWN_RATE = 1.0  # bytes/s of a line of which nobody has said anything
-ALIKE = 0.25  # of the median: most estimates of equal uplinks are that close (1.6 to 2.0 MB/s of 2.5)
-WORTH = 0.25  # s: what it must save; passing on costs the time of one way more
-ERROR = 0.3  # of a rate, by which each may be wrong
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The rate at which a peer can send."""
-
-    rate: float  # bytes/s
-    passes_on: bool  # whether others may give it parts to pass on: a peer behind a relay may not
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The parts of a frame of ``direct + sum(passed)`` bytes, in this order."""
-
-    direct: int  # bytes that its owner sends to everybody itself
-    passed: tuple[int, ...]  # bytes that each peer gets to pass on, in the order of the lines
-
-
-class Lines:
-    """The seconds that frames take over the same lines, asked for again and again. Each answer costs the same for any
-    N.
-    """
-
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._rates, self._total = [line.rate for line in lines], sum(line.rate for line in lines)
-        passing = sorted((number for number, line in enumerate(lines) if line.passes_on), key=self._rates.__getitem__)
-        self._fastest = passing[-2:]  # of those who pass on
-
-    def seconds_to_all(self, nbytes: int, me: int) -> float:
-        """Return the seconds until everybody has a frame of ``nbytes`` of peer ``me``, if all have frames of that
-        size.
-        """
-        n, rate = len(self._rates), self._rates[me]
-        alone = (n - 1) * nbytes / rate
-        if n < 3 or rate < 1:
-            return alone
-        finish = _seconds_to_finish(nbytes, n, rate, self._total - rate)
-        others = [self._rates[number] for number in self._fastest if number != me]
-        helped = _pays(nbytes, n, rate, self._total - rate) and any(finish * one > (n - 1) * nbytes for one in others)
-        return finish if helped else alone
-
-    def seconds_alone(self, nbytes: int, me: int) -> float:
-        """Return the seconds in which peer ``me`` sends so many bytes once."""
-        return nbytes / self._rates[me]
-
-
-def spread(nbytes: int, lines: Sequence[Line], me: int) -> Spread | None:
-    """Find how peer ``me`` should send a frame of ``nbytes``, if all have frames of that size; None: to everybody
-    itself.
-    """
-    n, rate = len(lines), lines[me].rate
-    if n < 3 or rate < 1:
-        return None
-    of_others = sum(line.rate for line in lines) - rate
-    if not _pays(nbytes, n, rate, of_others):
-        return None
-    finish = _seconds_to_finish(nbytes, n, rate, of_others)
-    spare = [max(0.0, finish * line.rate - (n - 1) * nbytes) * line.passes_on for line in lines]
-    spare[me] = 0.0
-    if not any(spare):
-        return None
-    direct = int(nbytes * min(1.0, max(0.0, (finish * rate / nbytes - 1) / (n - 2))))
-    return Spread(direct, _divide(nbytes - direct, spare))
-
-
-def even_out(rates: Sequence[float]) -> list[float]:
-    """Return rates near the median as equal to it: estimates of equal lines differ, and all have to wait for what one
-    peer owns too much of a reduce, or for a frame that went by way of others for nothing.
-    """
-    usual = median([u for u in rates if u > 0] or [0.0])
-    return [usual if (1 - ALIKE) * usual <= u <= (1 + ALIKE) * usual else u for u in rates]
-
-
-def thin_last(peers: Sequence[PeerId], lines: Sequence[Line]) -> list[PeerId]:
-    """Return the same order, with peers last that send less than half of what is usual."""
-    usual = median([line.rate for line in lines] or [0.0])
-    thin = {peer: 2 * line.rate < usual for peer, line in zip(peers, lines, strict=True)}
-    return sorted(peers, key=lambda peer: thin[peer])
-
-
-def _seconds_to_finish(nbytes: int, n: int, rate: float, of_others: float) -> float:
-    """Return the seconds until all ``n`` peers have all frames; rates in bytes/s: the own one, and that of the others
-    together.
-    """
-    return max(nbytes / rate, n * (n - 1) * nbytes / (rate + of_others))
-
-
-def _pays(nbytes: int, n: int, rate: float, of_others: float) -> bool:
-    """Tell whether passing on saves time, however wrong the rates are."""
-    rate, of_others = (1 + ERROR) * rate, (1 - ERROR) * of_others
-    return (n - 1) * nbytes / rate - _seconds_to_finish(nbytes, n, rate, of_others) >= WORTH
-
-
-def _divide(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Cut ``nbytes`` in proportion to ``weights``, none of it lost to rounding."""
-    ends, cumulated, total = [], 0.0, sum(weights)
-    for weight in weights:
-        cumulated += weight
-        ends.append(round(nbytes * cumulated / total))
-    return tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False))
 
 
 # ---- our own frame in pieces ----
@@ -537,14 +415,7 @@ class Deliveries:
 #
 # Contributions go by way of others: sent in pieces where the own uplink is thin, passed on, and put together.
 
-LinesOf = Callable[[Sequence[PeerId]], Sequence[Line]]
-
 PIECED = 1 << 16  # bytes of a contribution that goes in pieces; smaller ones fit into any buffer, and are soon gone
-
-
-def all_equal(peers: Sequence[PeerId]) -> list[Line]:
-    """Give all peers equal lines: nothing is known of what anybody can send."""
-    return [Line(UNKNOWN_RATE, passes_on=False)] * len(peers)
 
 
 class Receiver(Protocol):
@@ -584,6 +455,10 @@ class ChunkedBroadcast:
         self._deliveries = Deliveries(transport.meter)
         self.forwarder = Forwarder(transport, self.window, self._deliveries.passed_on, receiver.spawn)
         self._given: list[tuple[bytes, Passing]] = []  # frames on their way in pieces, and their hashes
+        self._ways = Ways()
+        self._went: dict[
+            bytes, tuple[bool, float]
+        ] = {}  # by frame: its way, and s that sending to everybody should take
         most = PIECE_HEAD_NBYTES + LARGEST_PIECE
         serve_sequences(transport, PIECE, self._on_piece, limit=most, watch=arrivals.push)
 
@@ -602,7 +477,7 @@ class ChunkedBroadcast:
         passing = Passing(self.transport, self.window, peers, data, self._deliveries.arrived, on_failed)
         self._given.append((frame, passing))
         try:
-            await passing.send(lambda nbytes: self._way_of(nbytes, peers), self._uplink)
+            await passing.send(lambda nbytes: self._way_of(frame, nbytes, peers), self._uplink)
         finally:
             self._given.remove((frame, passing))
 
@@ -624,9 +499,20 @@ class ChunkedBroadcast:
         self.reassembly.right(frame[:HEADER_NBYTES])
         self.arrivals.whole(owner)
 
-    def _way_of(self, nbytes: int, peers: Sequence[PeerId]) -> Spread:
-        way = spread(nbytes, self.lines_of((self.me, *peers)), 0)
-        return Spread(nbytes, (0,) * (1 + len(peers))) if way is None else way
+    def _way_of(self, frame: bytes, nbytes: int, peers: Sequence[PeerId]) -> Spread:
+        lines = self.lines_of((self.me, *peers))
+        way, everybody = spread(nbytes, lines, 0), Spread(nbytes, (0,) * len(lines))
+        if way is None:
+            return everybody
+        passes_on = self._ways.passes_on(nbytes * len(peers) / way.nbytes_to(len(peers)))
+        self._went[frame] = passes_on, nbytes * len(peers) / lines[0].rate
+        return way if passes_on else everybody
+
+    def was_committed(self, frame: bytes, seconds: float) -> None:
+        """Learn how long after its first byte a frame of this peer was in a commit, so that everybody had it."""
+        if frame in self._went:
+            way, expected = self._went[frame]
+            self._ways.took(way, seconds / expected)
 
     def _on_handled(self, data: bytes) -> Callable[[], None]:
         began = anyio.current_time()
@@ -646,6 +532,7 @@ class ChunkedBroadcast:
         """Drop what belongs to rounds before ``round_``."""
         self.reassembly.forget_before(round_)
         self.forwarder.forget_before(round_)
+        self._went.clear()  # of the round that is over
 
     async def _on_piece(self, peer: PeerId, data: bytes) -> None:
         """Take a piece: pass it on when its owner asks for that, and take the frame with the last one."""

@@ -11,8 +11,9 @@ from typing import Protocol
 import anyio
 
 from decentral.consensus.round_state import Fetch
-from decentral.dissemination.broadcast import FETCH, ChunkedBroadcast, Receiver, fetch, thin_last
+from decentral.dissemination.broadcast import FETCH, ChunkedBroadcast, Receiver, fetch
 from decentral.dissemination.reassembly import NOTHING_CAME, Arrivals
+from decentral.dissemination.spread import thin_last
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.flow.waiting import Changes, Offload
 from decentral.transport import Transport

@@ -19,7 +19,7 @@ from decentral.compressors import parse_compressor
 from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms, RunClock
-from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines, even_out
+from decentral.dissemination.spread import UNKNOWN_RATE, Line, Lines, even_out
 from decentral.dissemination.text import TextDonor
 from decentral.errors import (
     ConfigError,

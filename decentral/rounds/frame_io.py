@@ -270,6 +270,8 @@ class Pushes:
     def end_round(self, record: Record) -> None:
         """Drop the frames of a round that is over but those it names: they would slow the next one."""
         named = {ref.frame for ref in record.frames}
+        for frame in named & self._times.keys():
+            self._broadcast.was_committed(frame, anyio.current_time() - self._times[frame][0])
         self.cancel(lambda frame: frame.header.round <= record.round and frame.hash not in named)
         self._times = {frame: times for frame, times in self._times.items() if times[1] is None}
 

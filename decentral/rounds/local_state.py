@@ -16,8 +16,8 @@ from decentral.consensus.chain import Head, Past
 from decentral.consensus.machine import RoundMachine
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import Effect, RoundTerms
-from decentral.dissemination.broadcast import LinesOf, all_equal
 from decentral.dissemination.pull import FrameStore
+from decentral.dissemination.spread import LinesOf, all_equal
 from decentral.errors import DecentralError
 from decentral.flow.waiting import Offload, in_thread
 from decentral.replica.contents import Readings

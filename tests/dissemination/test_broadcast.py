@@ -9,18 +9,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from decentral.dissemination.broadcast import (
-    ERROR,
-    PIECED,
-    SURE,
-    Deliveries,
-    Line,
-    Lines,
-    Passing,
-    Spread,
-    spread,
-    thin_last,
-)
+from decentral.dissemination.broadcast import PIECED, SURE, Deliveries, Passing
+from decentral.dissemination.spread import ERROR, FIRST_AGAIN, LAST, Line, Lines, Spread, Ways, spread, thin_last
 from decentral.flow.pacing import Ack, UplinkMeter, Window
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
@@ -137,6 +127,43 @@ def test_what_the_own_uplink_still_carries_goes_directly():
     way = spread(P, lines(*[FAST] * 7, FAST / 2), 7)
     assert way is not None
     assert P / 10 < way.direct < P
+
+
+def ways_after(rounds: int, by_others: float, direct: float, gain: float = 7.0) -> list[bool]:
+    ways, went = Ways(), []
+    for _ in range(rounds):
+        went.append(ways.passes_on(gain))
+        ways.took(went[-1], by_others if went[-1] else direct)
+    return went
+
+
+def test_a_peer_for_which_passing_on_turned_out_slower_stops_and_tries_ever_more_rarely():
+    went = ways_after(100, by_others=2.0, direct=1.0)
+    assert went[:2] == [True, False]
+    assert sum(went) <= 1 + LAST + 4
+    assert went[2:].index(True) >= FIRST_AGAIN - 1
+
+
+def test_a_peer_for_which_passing_on_is_as_fast_as_planned_never_sends_to_everybody():
+    assert all(ways_after(100, by_others=0.4, direct=1.0))
+
+
+def test_where_the_gain_is_within_the_rates_errors_one_round_shows_what_sending_to_everybody_takes():
+    assert [number for number, way in enumerate(ways_after(100, by_others=0.6, direct=1.0, gain=2.0)) if not way][
+        0
+    ] == 1
+    went = ways_after(100, by_others=0.9, direct=0.5, gain=2.0)
+    assert went[:3] == [True, False, False]
+
+
+def test_a_line_that_changed_is_found_out_either_way():
+    ways = Ways()
+    for by_others in (2.0, 0.4, 2.0):
+        went = []
+        for _ in range(160):
+            went.append(ways.passes_on(7.0))
+            ways.took(went[-1], by_others if went[-1] else 1.0)
+        assert went[-20:].count(by_others < 1) >= 18
 
 
 def test_who_has_more_to_spare_passes_on_more_and_who_has_none_nothing():

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decentral.dissemination.broadcast import Line, even_out, spread
+from decentral.dissemination.spread import Line, even_out, spread
 from decentral.rounds.reduce import MOST_PARTS, MOST_PIECES, Grain, partition, shares
 
 

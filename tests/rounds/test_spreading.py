@@ -13,8 +13,9 @@ import trio
 import trio.testing
 
 from decentral.dissemination import broadcast
-from decentral.dissemination.broadcast import HASTE, PIECE, UNKNOWN_RATE, ChunkedBroadcast, Line, all_equal
+from decentral.dissemination.broadcast import HASTE, PIECE, ChunkedBroadcast
 from decentral.dissemination.reassembly import Arrivals, RangeSet
+from decentral.dissemination.spread import UNKNOWN_RATE, Line, all_equal
 from decentral.errors import PayloadError, StreamClosed
 from decentral.flow.pacing import SECONDS
 from decentral.transport.memory import MemoryNetwork

@@ -40,6 +40,13 @@ async def swarm_of(lab, uplinks, known: bool = True) -> None:
     await anyio.sleep(15.0)  # every lease says the new rate
 
 
+async def tell(lab, estimates) -> None:
+    """Each says another uplink than it has."""
+    for member, uplink in zip(lab.members, estimates, strict=True):
+        member.node.uplink = lambda uplink=uplink: uplink
+    await anyio.sleep(15.0)
+
+
 async def one_round(lab) -> float:
     """Seconds from the offers of all to the last commit."""
     began, goal = anyio.current_time(), lab.members[0].rounds + 1
@@ -84,6 +91,18 @@ async def test_a_round_with_one_thin_uplink_takes_little_more_than_the_links_nee
     assert max(took) <= 1.35 * gather_bound(NBYTES, uplinks, [1e12] * 8)
     assert all(len(commit.record.frames) == 8 for commit in lab.members[0].log[-3:])
     lab.check_equal()
+
+
+@pytest.mark.parametrize(
+    "wrong", [(2.0, 1, 1, 1, 1, 1), (0.5, 1, 1, 1, 1, 1), (2.0, 0.5) * 3, (2.0, 2.0, 0.5, 0.5, 0.5, 0.5)]
+)
+@of_plain_terms()
+async def test_whatever_rate_is_wrong_by_a_factor_of_two_no_round_is_slower_than_sending_to_everybody(lab, wrong):
+    await swarm_of(lab, [FAST] * 6)
+    usual = max([await one_round(lab) for _ in range(3)])
+    await tell(lab, [FAST * times for times in wrong])
+    took = [await one_round(lab) for _ in range(6)]
+    assert max(took[1:]) <= 1.1 * usual, took
 
 
 @of_plain_terms()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from decentral.consensus.chain import SEATS
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER
 from decentral.consensus.timing import SLACK, Unsent, allowance
-from decentral.dissemination.broadcast import Line, Lines
+from decentral.dissemination.spread import Line, Lines
 from decentral.manifest import Manifest
 from decentral.node.node import LEAST
 from decentral.rounds.reduce import USUAL_GRAIN, shares
