@@ -325,12 +325,12 @@ def _sentences(directory: Path) -> Lines:
     from decentral.observe.story import Story, number
 
     story, today = Story(), time.strftime("%Y-%m-%d")
-    called, asked_at = _called_in(directory), time.time()
+    called, asked_at = _names_in(directory), time.time()
 
     def lines(row: dict[str, Any]) -> list[str]:
         nonlocal called, asked_at
         if time_of(row) > asked_at:  # it came while this goes on: so may a name have
-            called, asked_at = _called_in(directory), time.time()
+            called, asked_at = _names_in(directory), time.time()
         at = time.localtime(number(row.get("t")) or 0)
         day = time.strftime("%Y-%m-%d", at)
         stamp = time.strftime("%H:%M:%S", at) if day == today else f"{day} {time.strftime('%H:%M:%S', at)}"
@@ -340,13 +340,13 @@ def _sentences(directory: Path) -> Lines:
     return lines
 
 
-def _called_in(directory: Path) -> Mapping[str, str]:
+def _names_in(directory: Path) -> Mapping[str, str]:
     """Return what peers call themselves, as the status says; none where it cannot be read."""
-    from decentral.observe.health import called_in
+    from decentral.observe.health import names_in
     from decentral.observe.status import read_status
 
     with suppress(DecentralError):
-        return called_in(read_status(directory))
+        return names_in(read_status(directory))
     return {}
 
 

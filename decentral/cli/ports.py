@@ -159,7 +159,7 @@ def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable
         try:
             yield
         except DiskError:
-            if _ended_by_a_write(directory):
+            if _is_end_of_a_write(directory):
                 asked.clear()
                 say("a write failed: Prometheus is told before the process ends, in a minute or so")
                 if asked.wait(_LAST_WORD):
@@ -182,7 +182,7 @@ def health_of(directory: Path) -> tuple[bool, str]:
     return is_well(status), status.health
 
 
-def _ended_by_a_write(directory: Path) -> bool:
+def _is_end_of_a_write(directory: Path) -> bool:
     from decentral.observe.status import read_status
 
     with suppress(DecentralError):

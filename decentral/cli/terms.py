@@ -51,11 +51,11 @@ def with_text(
         raise UsageError("--corpus stdlib means the standard library; give the text at --data another label")
     found = {**overrides, "corpus": label or "text", "digest": text.digest}
     if is_shared or url is not None:
-        found["shared"] = _shared(text, url, is_shared=is_shared)
+        found["shared"] = _describe_shared(text, url, is_shared=is_shared)
     return found
 
 
-def _shared(text: "Survey", url: str | None, *, is_shared: bool) -> dict[str, object]:
+def _describe_shared(text: "Survey", url: str | None, *, is_shared: bool) -> dict[str, object]:
     """The keys of ``[data.shared]``."""
     from decentral.dissemination.text import list_chunks, list_digest
     from decentral.tasks.corpus import chunks

@@ -15,7 +15,7 @@ from decentral.dashboard.history import History
 from decentral.dashboard.view import View, events_of, learning_of, now_of, rounds_of
 from decentral.errors import DecentralError, UsageError
 from decentral.observe.events import EVENTS_FILE, FileTail, read_events
-from decentral.observe.health import as_seen, called_in
+from decentral.observe.health import as_seen, names_in
 from decentral.observe.metrics import METRICS_FILE, read_metrics
 from decentral.observe.status import STATUS_FILE, Status, is_running, read_status
 from decentral.observe.story import number, steps_made
@@ -63,7 +63,7 @@ class LiveFolder:
             self.history.event(row)
         for row in rows_of(self._metrics.new_lines()):
             self.history.metric(row)
-        called = called_in(self._of)
+        called = names_in(self._of)
         events, metrics = (self.history.num_events, called), self.history.num_metrics
         if events != self._made[0]:
             self._parts |= {"rounds": rounds_of(self.history, called), "events": events_of(self.history, called)}
@@ -214,9 +214,9 @@ class Replay:
                 "me": {**now["me"], **_NOT_KEPT},
                 "peers": [{**peer, **_MEMBER} for peer in now["peers"]],
             },
-            "rounds": rounds_of(history, called_in(status)),
+            "rounds": rounds_of(history, names_in(status)),
             "learning": learning_of(history),
-            "events": events_of(history, called_in(status)),
+            "events": events_of(history, names_in(status)),
         }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from decentral.dashboard.history import History
 from decentral.observe.diagnostics import WORDS, in_words
-from decentral.observe.health import MOODS, called_in, sample_of, short_name, with_names
+from decentral.observe.health import MOODS, names_in, sample_of, short_name, with_names
 from decentral.observe.report import dense_allreduce_nbytes
 from decentral.observe.status import ENDED, PAGE_ROWS, QUANTITIES, WATCH_ROWS, Status, presence
 
@@ -51,7 +51,7 @@ _KINDS = {  # protocols as people call what they carry
 def now_of(status: Status, history: History, *, health: str, alive: bool) -> View:
     """Return the peer and its swarm at this moment; ``health``: the sentence, another one when the process is gone."""
     last = history.rounds[-1] if history.rounds else None
-    word, called = health.partition(":")[0], called_in(status)
+    word, called = health.partition(":")[0], names_in(status)
     return {
         "health": health,
         "word": word,

@@ -37,7 +37,7 @@ def health_sentence(status: Status) -> str:
     """
     silent = status.silent_relays if status.state in (*_TAKING_PART, "starting", "following") else ()
     said = "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
-    return with_names(said, called_in(status))
+    return with_names(said, names_in(status))
 
 
 def _sentence(status: Status) -> str:
@@ -361,7 +361,7 @@ _LETTERS = re.compile(r"…\w{6}")
 _MOST_NAMES = 8  # in one sentence: others choose what is in it, and it must stay short
 
 
-def called_in(status: Status) -> Mapping[str, str]:
+def names_in(status: Status) -> Mapping[str, str]:
     """Return what peers call themselves, by their letters; none of those who have the same letters."""
     if not isinstance(status.names, Mapping) or not status.names:
         return {}
@@ -376,10 +376,10 @@ def called_in(status: Status) -> Mapping[str, str]:
 
 def with_names(text: str, called: Mapping[str, str]) -> str:
     """Return the text with letters as ``Anna (a3f9xy)`` where their peer is ``called`` so."""
-    return _LETTERS.sub(lambda found: _beside(found.group(), called), text, count=_MOST_NAMES) if called else text
+    return _LETTERS.sub(lambda found: _put_name(found.group(), called), text, count=_MOST_NAMES) if called else text
 
 
-def _beside(letters: str, called: Mapping[str, str]) -> str:
+def _put_name(letters: str, called: Mapping[str, str]) -> str:
     return f"{called[letters]} ({letters[1:]})" if letters in called else letters
 
 

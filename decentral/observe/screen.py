@@ -23,10 +23,10 @@ from rich.text import Text
 
 from decentral.observe.events import printable
 from decentral.observe.health import (
-    called_in,
     health_sentence,
     health_word,
     in_units,
+    names_in,
     quantity_text,
     round_line,
     short_name,
@@ -91,7 +91,7 @@ class PlainDisplay:
 
     def show(self, status: Status) -> None:
         """Print what is new, if anything is."""
-        word, self._called = health_word(status), called_in(status)
+        word, self._called = health_word(status), names_in(status)
         before, state = self._state, (word, status.problem)
         self._state = state
         usual = before is not None and before[0] == "waiting" and word == "healthy"  # so it is in every slow round
@@ -149,7 +149,7 @@ class LiveDisplay:
 
     def say(self, text: str) -> None:
         """Print above the table, without a line break of ours: an invite is selected and copied whole."""
-        text = text if self._last is None else with_names(text, called_in(self._last))
+        text = text if self._last is None else with_names(text, names_in(self._last))
         self._console.print(Text(text), soft_wrap=True)
 
     def result(self, text: str) -> None:
@@ -259,7 +259,7 @@ def _members(status: Status, num_shown: int) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("peer", "state", "round", "path"):
         table.add_column(column)
-    called = called_in(status)
+    called = names_in(status)
     for member in status.members[:num_shown]:
         name = str(member.get("peer", "?"))
         you = " (you)" if name == status.peer else ""

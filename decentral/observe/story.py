@@ -181,7 +181,7 @@ def _shrunk(row: Mapping[str, Any]) -> str:
     return f"the run goes on without {len(row['given_up'])} silent peers, half of it or more"
 
 
-def _healed(row: Mapping[str, Any]) -> str:
+def _tell_healing(row: Mapping[str, Any]) -> str:
     said = "the run had parted in two: this peer goes on with the other part"
     lost = int(number(row["given_up"]) or 0)
     if not lost:
@@ -219,7 +219,7 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "donor_dropped": lambda row: f"{_peer_of(row)} is not asked for the model any more: {row['why']}",
     "catch_up_failed": lambda row: f"rounds that were missed could not be fetched: {row['why']}; it tries again",
     "resynced": lambda row: "this peer was behind, and took over the others' state whole",
-    "healed": _healed,
+    "healed": _tell_healing,
     "shrunk": _shrunk,
     "refused": lambda row: f"{_peer_of(row)} showed a record that gives up members who are here: it is not taken",
     "unchecked": lambda row: (

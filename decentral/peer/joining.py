@@ -32,6 +32,7 @@ from decentral.manifest.presets import default_scale, suit
 from decentral.manifest.terms import INNER_OPTIMIZERS, SharedText
 from decentral.node.folder import read_terms, terms_here
 from decentral.node.node import RETRY, throttle
+from decentral.observe.events import printable
 from decentral.observe.screen import HINT_SECONDS, hint_after, say
 from decentral.optimizers import make_outer
 from decentral.peer.network_setup import run_apart
@@ -397,14 +398,24 @@ def _log(event: str, fields: dict[str, object]) -> None:
     logger.debug("%s: %s", event, fields)
 
 
+_MOST_SAID = 300  # characters of what is wrong with an answer: a part of it is the stranger's
+
+
 async def _first_answer(
     invite: Invite, transport: Transport, directory: Directory, admission: Admission | None
 ) -> Hello:
+    has_warned = False
     while True:
         for peer in list(directory.live()):
             try:
                 hello = await ask_hello(transport, peer, admission)
-            except (TransportError, PayloadError):
+            except TransportError:
+                continue
+            except PayloadError as error:  # of a stranger, perhaps: others may answer well
+                if not has_warned:
+                    what = printable(str(error))[:_MOST_SAID]
+                    logger.warning("a peer answered with what this version cannot read, maybe of a newer one: %s", what)
+                has_warned = True
                 continue
             if hello.manifest.digest == invite.run:
                 return hello

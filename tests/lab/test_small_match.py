@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.patience import PATIENCE
+
 terms = pytest.importorskip("experiments.contestants.terms")
 matches = pytest.importorskip("experiments.contestants.match")
 outcome = pytest.importorskip("experiments.contestants.outcome")
@@ -12,7 +14,10 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize(("contestant", "knob"), [("sparseloco", 5), ("ddp", "none")])
-def test_two_processes_play_a_match_to_its_end_and_leave_losses_bytes_and_times(contestant, knob, tmp_path):
+def test_two_processes_play_a_match_to_its_end_and_leave_losses_bytes_and_times(
+    contestant, knob, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(matches, "GRACE", PATIENCE)  # a machine that does much else takes long for its last step
     match = terms.Match(contestant=contestant, knob=knob, mbit=0.0, seconds=4.0, peers=2, pace=0.1)
     matches.play(match, tmp_path)
     one, other = outcome.outcome(match, tmp_path)

@@ -14,13 +14,13 @@ from decentral.observe.health import (
     SAID_FOR,
     Notices,
     as_seen,
-    called_in,
     health_sentence,
     in_time,
     in_units,
     is_well,
     left_out_sentence,
     lost_sentence,
+    names_in,
     round_line,
     short_name,
     with_names,
@@ -314,8 +314,8 @@ def test_what_is_no_name_is_shown_nowhere(name: Any) -> None:
 
 
 def test_who_made_a_key_with_the_letters_of_another_takes_no_name_from_it_and_gives_it_none() -> None:
-    assert called_in(Status(names={B: "Anna", f"x{B}": "Mallory", f"y{B}": "Anna", C: "Ben"})) == {"…CCCCCC": "Ben"}
-    assert called_in(Status(names="none")) == {}  # type: ignore[arg-type]  # of another version's file
+    assert names_in(Status(names={B: "Anna", f"x{B}": "Mallory", f"y{B}": "Anna", C: "Ben"})) == {"…CCCCCC": "Ben"}
+    assert names_in(Status(names="none")) == {}  # type: ignore[arg-type]  # of another version's file
 
 
 def test_a_sentence_that_others_wrote_is_not_made_long_by_names() -> None:

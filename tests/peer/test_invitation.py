@@ -4,15 +4,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
 
-from decentral.errors import ConfigError, InviteError, NoPeersError, TransportError
+from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadError, TransportError
+from decentral.manifest import preset_manifest
 from decentral.manifest.terms import SharedText
 from decentral.observe.screen import hint_after, say
-from decentral.peer.joining import NOBODY, fetch, fetch_text, terms_of
+from decentral.parameters import Schema
+from decentral.peer.joining import NOBODY, _first_answer, fetch, fetch_text, terms_of
 from decentral.peer.network_setup import run_apart
+from decentral.swarm.hello import Hello
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
 from tests.kit.patience import PATIENCE
@@ -121,3 +126,29 @@ def test_who_fetches_a_text_gives_up_when_nothing_more_comes_and_not_before(
     shared, asked = SharedText(nbytes=1 << 20, chunks="0" * 64), {**way, "transport": "native", "join_timeout": 0.0}
     with nullcontext() if comes else pytest.raises(NoPeersError):
         fetch_text(gone, shared, tmp_path / "text", asked, told=print, dropped=print)  # type: ignore[arg-type]
+
+
+def test_terms_that_this_version_cannot_read_are_told_of_once_and_others_are_asked_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It looked on for ever, and said that nobody had answered yet."""
+    wrong = PayloadError("the peer's manifest is none: [data] newer\x1b: no such key")
+    answers = iter([wrong, wrong, wrong, None])
+    manifest = preset_manifest("diloco")
+
+    async def ask(*_: object) -> Hello:
+        if (answer := next(answers)) is not None:
+            raise answer
+        return Hello("0.1.0", manifest, Schema(()), 0.0)
+
+    async def at_once(_: float) -> None:
+        """Wait for nothing."""
+
+    monkeypatch.setattr("decentral.peer.joining.ask_hello", ask)
+    monkeypatch.setattr("decentral.peer.joining.anyio.sleep", at_once)
+    directory: Any = SimpleNamespace(live=lambda: [bytes(32)])
+    transport: Any = None
+    found = anyio.run(_first_answer, Invite(manifest.digest, ()), transport, directory, None)
+    assert found.manifest == manifest
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "decentral.peer"]
+    assert told.endswith("maybe of a newer one: the peer's manifest is none: [data] newer?: no such key")
