@@ -66,6 +66,7 @@ class ExchangeContestant:
         self._model = LiveModel(module, 1, None)
         self.node = self._node(manifest)
         self._schedule, self._held, self._digest = make_schedule(manifest, b""), 0.0, ""
+        self._sent_before = 0  # bytes, when the last stand-in for training began
         self._schedule.timing.overlap = int(seat.overlap)
         self._awaited = -1  # the outer step that has what was offered last; -1: nothing was
         self._met = 0  # of a pair: 2, of one alone: 1
@@ -115,13 +116,15 @@ class ExchangeContestant:
         if order == "members":
             head = self.node.driver.head
             return {"members": len(head.members) if head.anchor is not None else 0}  # None: still applied
+        if order == "train":
+            self._sent_before = self.transport.traffic.total.sent
+            self._train()
+            return {}
         return await self._round()
 
     async def _round(self) -> dict[str, Any]:  # Any: JSON
-        """A round from its inner steps on; with overlap, of the contribution before, in flight meanwhile."""
-        sent, self._held = self.transport.traffic.total.sent, 0.0
-        self._train()
-        began, worked = time.monotonic(), processor_seconds()
+        """A round, from the end of its inner steps; with overlap, of the contribution before, in flight meanwhile."""
+        began, worked, self._held = time.monotonic(), processor_seconds(), 0.0
         await anyio.sleep(self.seat.computing)  # in place of inner steps, without the processor
         await (self._as_all() if self.node.gossip is None else self._as_pair(self.node.gossip))
         return {
@@ -129,7 +132,7 @@ class ExchangeContestant:
             "held": self._held,
             "processor": processor_seconds() - worked,
             "nbytes": self._nbytes,
-            "sent": self.transport.traffic.total.sent - sent,
+            "sent": self.transport.traffic.total.sent - self._sent_before,
             "digest": self._digest,
             "contributors": self._num_contributors() if self.node.gossip is None else self._met,
         }

@@ -128,6 +128,7 @@ class Rival:
         self.seat, self.system = seat, SYSTEMS[seat.system](seat)
         everybody = [self._values(number) for number in range(seat.peers)]
         self._own_N, self._mean_N = everybody[seat.number], torch.stack(everybody).mean(0)
+        self._trained_N = self._own_N
 
     def _values(self, number: int) -> Tensor:
         return torch.randn(self.seat.rows * 1024, generator=torch.Generator().manual_seed(number))
@@ -137,10 +138,18 @@ class Rival:
         _say(addresses=self.system.addresses())
         self.system.join()
         for line in sys.stdin:
-            _say(**({"members": self.seat.peers} if json.loads(line)["do"] == "members" else self._round()))
+            _say(**self._obey(str(json.loads(line)["do"])))
+
+    def _obey(self, order: str) -> dict[str, Any]:  # Any: JSON
+        if order == "members":
+            return {"members": self.seat.peers}
+        if order == "train":
+            self._trained_N = self._own_N.clone()  # gloo averages in place
+            return {}
+        return self._round()
 
     def _round(self) -> dict[str, Any]:  # Any: JSON
-        own_N, sent, worked, began = self._own_N.clone(), _sent(), processor_seconds(), time.monotonic()
+        own_N, sent, worked, began = self._trained_N, _sent(), processor_seconds(), time.monotonic()
         try:
             mean_N = self.system.average(own_N)
         except Exception as error:  # noqa: BLE001  whatever they raise, the round has failed

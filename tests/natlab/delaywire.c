@@ -1,10 +1,15 @@
 // A wire that takes its time: two TUN devices, one in each of two network namespaces, and a queue each way.
 //
-//     delaywire NAMESPACE_FD NAME NAMESPACE_FD NAME MICROSECONDS
+//     delaywire NAMESPACE_FD NAME NAMESPACE_FD NAME
 //
-// Says "up" on stdout once both devices exist and ends with its stdin, so that it never outlives who started it; the
+// Says "up" on stdout once both devices exist. A line "MICROSECONDS JITTER" on its stdin sets the delay, for packets that
+// come from then on, and is answered by "set". It ends with its stdin, so that it never outlives who started it; the
 // devices go with it. In order, nothing lost but what finds the queue full: then it is not read, and the device's own
 // queue drops, as a router's does. For kernels without netem.
+//
+// With a jitter packets wait for up to so many microseconds more, drawn anew for each 50 ms: in order means that those
+// behind one that waits come out together with it, as on a radio link. Drawn for each packet a full line would show
+// hardly any of it, as each packet would wait for the slowest of the fifty before it.
 //
 // It looks once a millisecond while packets are under way, for all that came or are due, and goes before all other
 // processes where the kernel allows that: no line waits for its customers. Eight peers on two cores and lines of 20
@@ -26,6 +31,7 @@
 
 enum { MTU = 1500, ROOM = 8192 };  // 8,192 packets: 1 Gbit/s for 98 ms
 enum { TICK = 1000000 };           // ns
+enum { STRETCH = 50 * TICK };      // ns with the same jitter
 
 struct packet {
   int64_t due;  // ns
@@ -62,12 +68,25 @@ static int open_tun(int namespace, const char *name) {
 
 static int is_full(const struct lane *lane) { return lane->next - lane->first == ROOM; }
 
-static void take(struct lane *lane, int64_t delay) {
+struct delay {
+  int64_t least, jitter;  // ns
+  int64_t more, until;    // of the jitter, and when it is drawn again
+};
+
+static int64_t draw(struct delay *delay) {
+  if (now() >= delay->until) {
+    delay->more = delay->jitter ? random() % delay->jitter : 0;
+    delay->until = now() + STRETCH;
+  }
+  return delay->least + delay->more;
+}
+
+static void take(struct lane *lane, struct delay *delay) {
   while (!is_full(lane)) {
     struct packet *packet = &lane->ring[lane->next % ROOM];
     packet->nbytes = read(lane->from, packet->bytes, MTU);
     if (packet->nbytes <= 0) return;  // nothing waits, or the device is down for a while
-    packet->due = now() + delay;
+    packet->due = now() + draw(delay);
     lane->next++;
   }
 }
@@ -84,6 +103,7 @@ static void deliver(struct lane *lane) {
 
 static int is_empty(const struct lane *lane) { return lane->first == lane->next; }
 
+// Returns 1 when something is on stdin, or its end.
 static int wait_for_work(const struct lane lanes[2]) {
   struct timespec tick = {.tv_nsec = TICK}, none = {0};
   int idle = is_empty(&lanes[0]) && is_empty(&lanes[1]);
@@ -91,7 +111,17 @@ static int wait_for_work(const struct lane lanes[2]) {
   struct pollfd polled[3] = {{.fd = STDIN_FILENO, .events = POLLIN}};
   for (int n = 0; n < 2; n++) polled[n + 1] = (struct pollfd){.fd = lanes[n].from, .events = POLLIN};
   if (ppoll(polled, idle ? 3 : 1, idle ? NULL : &none, NULL) < 0 && errno != EINTR) fail("ppoll");
-  return polled[0].revents == 0;
+  return polled[0].revents != 0;
+}
+
+static int obey(struct delay *delay) {
+  long long microseconds, jitter;
+  if (scanf("%lld %lld", &microseconds, &jitter) != 2) return 0;
+  // Less what a packet waits to be seen, on average.
+  *delay = (struct delay){.least = microseconds * 1000 - TICK / 2, .jitter = jitter * 1000};
+  puts("set");
+  fflush(stdout);
+  return 1;
 }
 
 static void go_first(void) {
@@ -100,22 +130,23 @@ static void go_first(void) {
 }
 
 int main(int count, char **words) {
-  if (count != 6) {
-    fprintf(stderr, "usage: %s NAMESPACE_FD NAME NAMESPACE_FD NAME MICROSECONDS\n", words[0]);
+  if (count != 5) {
+    fprintf(stderr, "usage: %s NAMESPACE_FD NAME NAMESPACE_FD NAME\n", words[0]);
     return 2;
   }
   int left = open_tun(atoi(words[1]), words[2]), right = open_tun(atoi(words[3]), words[4]);
-  int64_t delay = atoll(words[5]) * 1000 - TICK / 2;  // what a packet waits to be seen, on average
+  struct delay delay = {0};
   struct lane lanes[2] = {{.from = left, .to = right}, {.from = right, .to = left}};
   for (int n = 0; n < 2; n++)
     if ((lanes[n].ring = malloc(ROOM * sizeof(struct packet))) == NULL) fail("malloc");
   go_first();
   puts("up");
   fflush(stdout);
-  while (wait_for_work(lanes))
+  for (;;) {
+    if (wait_for_work(lanes) && !obey(&delay)) return 0;
     for (int n = 0; n < 2; n++) {
       deliver(&lanes[n]);
-      take(&lanes[n], delay);
+      take(&lanes[n], &delay);
     }
-  return 0;
+  }
 }

@@ -6,6 +6,7 @@ import pytest
 
 from tests.natlab.flows import between
 from tests.natlab.lab import Host, Lab
+from tests.natlab.namespaces import LabError
 from tests.natlab.nat import PORT_PRESERVING
 from tests.natlab.probes import Ear, megabits, one_way
 from tests.natlab.wires import Line
@@ -36,6 +37,35 @@ def test_a_line_delays_each_way_within_a_tenth(lab: Lab, delay: float) -> None:
     with Ear(near, 7000) as here, Ear(far, 7000) as there:
         assert one_way(here, there) == pytest.approx(delay, rel=0.1)
         assert one_way(there, here) == pytest.approx(delay, rel=0.1)
+
+
+def test_a_line_in_use_becomes_another(lab: Lab) -> None:
+    near, far = lab.public("near"), lab.public("far", Line(up=10, down=10, delay=0.05))
+    with Ear(near, 7000) as here, Ear(far, 7000) as there:
+        assert one_way(here, there) == pytest.approx(0.05, rel=0.1)
+        far.wire.become(Line(up=40, down=20, delay=0.01))
+        assert one_way(here, there) == pytest.approx(0.01, rel=0.1)
+        assert one_way(there, here) == pytest.approx(0.01, rel=0.1)
+    assert near.v4
+    assert carried(far, near, (near.v4, 80), 0.8, 40) == pytest.approx(40, rel=0.1)
+    far.wire.become(Line(up=10, down=10, delay=0.01))
+    assert carried(far, near, (near.v4, 80), 1.0, 10) == pytest.approx(10, rel=0.1)
+
+
+def test_a_line_made_without_a_delay_is_given_none(lab: Lab) -> None:
+    with pytest.raises(LabError, match="cannot be given one"):
+        lab.public("far").wire.delay(0.01)
+
+
+def test_a_jitter_makes_some_packets_later_than_others_and_keeps_their_order(lab: Lab) -> None:
+    near, far = lab.public("near"), lab.public("far", Line(delay=0.01, jitter=0.03))
+    with Ear(near, 7000) as here, Ear(far, 7000) as there:
+        took = [one_way(here, there, tries=1) for _ in range(60)]  # over one stretch of the same jitter or more
+        assert min(took) >= 0.009
+        assert min(took) + 0.005 < max(took)
+        for number in range(150):
+            here.say(b"%d" % number, there.address)
+        assert [there.hear()[0] for _ in range(150)] == [b"%d" % number for number in range(150)]
 
 
 def test_the_delay_keeps_the_order_and_loses_nothing(lab: Lab) -> None:

@@ -2,7 +2,8 @@
 
 Without delay a line is a veth pair. With delay it is two TUN devices with ``delaywire.c`` between them, compiled when
 first needed, because netem is not in every kernel. Rates are token buckets at both ends, each before the delay, with
-the buffer of a home router behind them. Losses and cuts are rules of the core, which everything crosses.
+the buffer of a home router behind them. Losses and cuts are rules of the core, which everything crosses. All of it can
+be changed while the line is in use.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Line:
     up: float | None = None  # Mbit/s towards the internet; None: as fast as the machine
     down: float | None = None
     delay: float = 0.0  # s, each way
+    jitter: float = 0.0  # s that packets may take longer, each way and in order; of a line with a delay
     loss: float = 0.0  # share of packets, each way
 
 
@@ -39,7 +41,8 @@ class Wire:
         self.far = f"to{number}"
         self.process: subprocess.Popen[str] | None = None  # that delays it, if any
         if line.delay:
-            self.process = _delayed(core, self.far, home, "wan", line.delay)
+            self.process = _forwarded(core, self.far, home, "wan")
+            self.delay(line.delay, line.jitter)
         else:
             core.ip(f"link add {self.far} type veth peer name wan netns {home.path}")
         core.ip(f"link set {self.far} up")
@@ -55,6 +58,23 @@ class Wire:
             if rate is not None:
                 bucket = f"tbf rate {rate * 1000:.0f}kbit burst {_BURST} latency {_BUFFER}"
                 namespace.tc(f"qdisc replace dev {interface} root {bucket}")
+
+    def delay(self, seconds: float, jitter: float = 0.0) -> None:
+        """Delay packets that come from now on by so much, and by up to ``jitter`` more; LabError on a veth pair."""
+        if self.process is None:
+            raise LabError(f"{self.far}: a line that was made without a delay cannot be given one; make it with one")
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{round(seconds * 1e6)} {round(jitter * 1e6)}\n")
+        self.process.stdin.flush()
+        _expect("set", self.process)
+        self.line = replace(self.line, delay=seconds, jitter=jitter)
+
+    def become(self, line: Line) -> None:
+        """Be another line, for whatever comes from now on."""
+        self.shape(up=line.up, down=line.down)
+        if (line.delay, line.jitter) != (self.line.delay, self.line.jitter):
+            self.delay(line.delay, line.jitter)
+        self.lose(line.loss)
 
     def lose(self, share: float) -> None:
         """Drop this share of the packets, each way; 1 is a cut line that nobody is told of."""
@@ -82,16 +102,20 @@ class Wire:
             self.process.stdout.close()
 
 
-def _delayed(core: Namespace, far: str, home: Namespace, near: str, delay: float) -> subprocess.Popen[str]:
+def _forwarded(core: Namespace, far: str, home: Namespace, near: str) -> subprocess.Popen[str]:
     program, ends = _forwarder(), (core.descriptor, home.descriptor)
-    command = [f"/proc/self/fd/{program}", str(ends[0]), far, str(ends[1]), near, str(round(delay * 1e6))]
+    command = [f"/proc/self/fd/{program}", str(ends[0]), far, str(ends[1]), near]
     process = subprocess.Popen(
         command, pass_fds=(program, *ends), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
-    if process.stdout.readline() != "up\n":
-        raise LabError(f"delaywire ended with {process.wait()}: no TUN device; see its message above")
+    _expect("up", process)
     return process
+
+
+def _expect(word: str, process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    if process.stdout.readline() != f"{word}\n":
+        raise LabError(f"delaywire ended with {process.wait()}; see its message above")
 
 
 @functools.cache
