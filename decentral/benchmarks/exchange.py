@@ -50,12 +50,14 @@ class Step:
     """A round that was timed."""
 
     seconds: float  # of the peer that took longest
+    each: tuple[float, ...]  # seconds of every peer
     processor: float  # s that a peer's processes took of it, on average
     held: float  # s of it in which a training thread copies parameters out and in, of the peer that took longest
     nbytes: float  # of one peer's body as it is encoded
     sent: float  # bytes, by the peer that sent most, everything included
     equal: bool  # all peers ended with the same digest; of pairs, all have met
     contributors: int
+    ballot: int  # that decided; 0: the first leader had its votes before anybody's patience ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class ExchangeResult:
     def seconds(self) -> float:
         """Return the seconds of the median round."""
         return median(step.seconds for step in self.steps)
+
+    @property
+    def processor(self) -> float:
+        """Return the median round's seconds of processor, of one peer."""
+        return median(step.processor for step in self.steps)
 
     @property
     def bound(self) -> float:
@@ -89,7 +96,7 @@ class ExchangeResult:
             "seconds": round(self.seconds, 3),
             "held_seconds": round(median(step.held for step in self.steps), 4),
             "computing_share": round(self.case.computing / self.seconds, 4),
-            "processor_seconds": round(median(step.processor for step in self.steps), 3),
+            "processor_seconds": round(self.processor, 3),
             "bound_seconds": round(self.bound, 3),
             "over_bound": round(self.seconds / self.bound, 3),
             "over_sent": round(self.over_sent, 3),
@@ -187,12 +194,14 @@ def step(workers: Sequence[Worker]) -> Step:
     found = _ask_all(workers, "round")
     return Step(
         seconds=max(one["seconds"] for one in found),
+        each=tuple(one["seconds"] for one in found),
         processor=sum(one["processor"] for one in found) / len(found),
         held=max(one["held"] for one in found),
         nbytes=max(one["nbytes"] for one in found),
         sent=max(one["sent"] for one in found),
         equal=len({one["digest"] for one in found}) == 1,
         contributors=min(one["contributors"] for one in found),
+        ballot=max(one["ballot"] for one in found),
     )
 
 

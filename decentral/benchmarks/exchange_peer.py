@@ -134,7 +134,7 @@ class ExchangeContestant:
             "nbytes": self._nbytes,
             "sent": self.transport.traffic.total.sent - self._sent_before,
             "digest": self._digest,
-            "contributors": self._num_contributors() if self.node.gossip is None else self._met,
+            **(self._decided() if self.node.gossip is None else {"contributors": self._met, "ballot": 0}),
         }
 
     async def _as_all(self) -> None:
@@ -168,7 +168,10 @@ class ExchangeContestant:
         self._merge()
 
     def _train(self) -> None:
-        """Make the same progress as in every round."""
+        """Make as much progress as in every round, back and forth: were it always the same, values would grow for as
+        long as the benchmark lasts, and progress beside large values has few bits that differ, which pack better.
+        """
+        self._gradient_N = -self._gradient_N
         self._model.write(0, difference(self.node.replica.anchors[0], self._gradient_N))
         self._schedule.stepped()
 
@@ -189,10 +192,15 @@ class ExchangeContestant:
             self._schedule.merge(self._updates.pop(0), self._model)
         self._held += time.monotonic() - began
 
-    def _num_contributors(self) -> int:
-        """Contributors of the newest commit; 0 when it was learnt by a snapshot."""
+    def _decided(self) -> dict[str, int]:
+        """How many the newest commit names, and the ballot that decided it; nobody when it was learnt by a snapshot."""
         commit = self.node.driver.machine.state.recent.get(self.node.driver.head.round)
-        return 0 if commit is None else len(commit.record.contributors or commit.record.frames)
+        if commit is None:
+            return {"contributors": 0, "ballot": 0}
+        return {
+            "contributors": len(commit.record.contributors or commit.record.frames),
+            "ballot": commit.certificate.ballot,
+        }
 
 
 def processor_seconds() -> float:

@@ -25,6 +25,8 @@ from tests.natlab.lab import Host, Lab
 from tests.natlab.namespaces import why_impossible
 from tests.natlab.wires import Line
 
+OURS = "decentral"  # among teams
+
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,18 +65,26 @@ def main() -> int:
         computing=given.computing,
         overlap=given.overlap,
     )
-    with Lab() as lab, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with Lab() as lab:
         lines = [Line(up=rate, down=given.mbit, delay=given.delay) for rate in rates]
         hosts = [lab.public(f"peer{number}", line) for number, line in enumerate(lines)]
-        teams = {"decentral": stack.enter_context(_ours(case, Path(folder), hosts))}
-        teams |= {system: stack.enter_context(_rivals(system, case, hosts)) for system in given.against}
-        found = _in_turns(teams, given.warm, given.rounds)
+        with teams_on(hosts, case, given.against) as teams:
+            found = in_turns(teams, given.warm, given.rounds)
     for name, steps in found.items():
         print(json.dumps({"system": name, **ExchangeResult(case, tuple(steps)).to_json()}), flush=True)
     return 0
 
 
-def _in_turns(teams: Mapping[str, Sequence[Worker]], warm: int, rounds: int) -> dict[str, list[Step]]:
+@contextmanager
+def teams_on(hosts: Sequence[Host], case: Case, against: Sequence[str]) -> Iterator[Mapping[str, Sequence[Worker]]]:
+    """Our peers and those of other systems, one of each on every host, while the block lasts."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        teams = {OURS: stack.enter_context(_ours(case, Path(folder), hosts))}
+        yield teams | {system: stack.enter_context(_rivals(system, case, hosts)) for system in against}
+
+
+def in_turns(teams: Mapping[str, Sequence[Worker]], warm: int, rounds: int) -> dict[str, list[Step]]:
+    """Rounds of each team, but for the first ``warm``."""
     found: dict[str, list[Step]] = {name: [] for name in teams}
     for number in range(warm + rounds):
         for name, workers in teams.items():

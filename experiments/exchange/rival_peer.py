@@ -165,6 +165,7 @@ class Rival:
             "sent": _sent() - sent,
             "digest": "the mean" if right else hashlib.blake2b(mean_N.numpy().tobytes()).hexdigest(),
             "contributors": self.seat.peers if right else 0,
+            "ballot": 0,
         }
 
 
