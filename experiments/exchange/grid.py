@@ -61,7 +61,7 @@ def main() -> int:
     if why := why_impossible():
         print(f"error: {why}", file=sys.stderr)
         return 1
-    measured = _read(given.json)
+    measured = read_figures(given.json)
     for name in given.only or SWARMS:
         swarm, cells = _asked(SWARMS[name], given.against), in_order(given.cells or SWARMS[name].cells)
         try:
@@ -70,7 +70,11 @@ def main() -> int:
         except DecentralError as error:  # what was measured before it stays
             print(f"{name}: {error}", file=sys.stderr, flush=True)
             failed = True
-        _write(measured, given.json, given.table)
+        if given.json is not None:
+            write_figures(measured, given.json)
+        if given.table is not None:
+            page = given.table.read_text(encoding="utf-8")
+            given.table.write_text(replaced(page, _table(measured)), encoding="utf-8")
     if given.table is None:
         print(_table(measured))
     return int(failed)
@@ -88,7 +92,7 @@ def _asked(swarm: Swarm, against: Sequence[str]) -> Swarm:
     return replace(swarm, against=sorted({*swarm.against, *more}))
 
 
-def _read(path: Path | None) -> Measured:
+def read_figures(path: Path | None) -> Measured:
     """What a file of raw figures holds, if it is there."""
     measured: Measured = {}
     for one in json.loads(path.read_text()) if path is not None and path.exists() else ():
@@ -97,17 +101,15 @@ def _read(path: Path | None) -> Measured:
     return measured
 
 
-def _write(measured: Measured, raw: Path | None, page: Path | None) -> None:
-    if raw is not None:
-        every = [
-            {"swarm": name, "cell": asdict(cell), "system": system, **_result(name, cell, steps).to_json()}
-            for name, cells in measured.items()
-            for cell, found in cells.items()
-            for system, steps in found.items()
-        ]
-        raw.write_text(json.dumps(every, indent=1) + "\n")
-    if page is not None:
-        page.write_text(replaced(page.read_text(encoding="utf-8"), _table(measured)), encoding="utf-8")
+def write_figures(measured: Measured, path: Path) -> None:
+    """Every round of every cell, as JSON."""
+    every = [
+        {"swarm": name, "cell": asdict(cell), "system": system, **_result(name, cell, steps).to_json()}
+        for name, cells in measured.items()
+        for cell, found in cells.items()
+        for system, steps in found.items()
+    ]
+    path.write_text(json.dumps(every, indent=1) + "\n")
 
 
 def _table(measured: Measured) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from decentral.benchmarks.exchange import ExchangeResult, Step
+from experiments.exchange import grid
 from experiments.exchange.bars import BASE, SWARMS, Cell, Row, in_order, replaced, table
 
 STEP = Step(
@@ -129,3 +131,10 @@ def test_the_table_replaces_the_one_before_it_in_a_page() -> None:
     assert replaced(once, made) == once
     with pytest.raises(ValueError, match="no place"):
         replaced("a page", made)
+
+
+def test_raw_figures_are_read_as_they_were_written(tmp_path: Path) -> None:
+    measured = {"gather-6": {BASE: {"decentral": [STEP, STEP]}, replace(BASE, trouble="after"): {"decentral": [STEP]}}}
+    grid.write_figures(measured, tmp_path / "grid.json")
+    assert grid.read_figures(tmp_path / "grid.json") == measured
+    assert grid.read_figures(tmp_path / "another.json") == grid.read_figures(None) == {}
