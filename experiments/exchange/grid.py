@@ -34,7 +34,7 @@ from tests.natlab.wires import Line, Wire
 
 WARM = 2  # rounds until transports and estimates know the lines
 DROP = 60.0  # s that a line stays at a tenth
-LIMIT = 1200  # s in which a cell must be done, so that peers that hang do not hang the grid
+LIMIT = 600  # s in which a cell must be done, so that peers that hang do not hang the grid
 
 Found = dict[str, list[Step]]  # rounds by system
 Measured = dict[str, dict[Cell, Found]]  # by swarm and lines

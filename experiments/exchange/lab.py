@@ -109,7 +109,7 @@ def _ours(case: Case, folder: Path, hosts: Sequence[Host]) -> Iterator[Sequence[
 
 @contextmanager
 def _rivals(system: str, case: Case, hosts: Sequence[Host]) -> Iterator[Sequence[Worker]]:
-    launch, bootstrap = _launcher(hosts), []
+    launch, bootstrap = _launcher(hosts), list[str]()
     with ExitStack() as stack:
         workers: list[Worker] = []
         for number, host in enumerate(hosts):
