@@ -513,9 +513,9 @@ class ChunkedBroadcast:
         went = self._went[frame] = Went(self._ways.choose(), nbytes * len(peers) / lines[0].rate)
         return by_others if went.by_others else to_everybody
 
-    def learn_what_it_took(self, frame: bytes, seconds: float, late: float) -> None:
-        """Learn the seconds after which a frame of this peer was in a commit, infinity: in none; ``late``: how much
-        later than this peer the last of the others began.
+    def note_seconds_to_commit(self, frame: bytes, seconds: float, late: float) -> None:
+        """Note how long after its first byte a frame of this peer was in a commit, infinity: in none; ``late``: how long
+        after it the last of the others offered.
         """
         went = self._went.get(frame)
         if went is not None and late <= TOGETHER * went.alone:

@@ -313,7 +313,7 @@ class InFlight:
 
 FRAMES = 4  # that count
 BRIEF = 0.25  # s
-LONG = 5.0  # s of a frame that counts twice: with four of them a minute had passed
+LONG = 5.0  # s for which a frame counts once more, up to three times: it is long enough to tell alone
 WINDOW = 8.0  # s of being busy; a piece of 64 KiB that began before it is 1 % too many at 8 Mbit/s, for each stream
 KEPT = 16  # windows: two minutes of sending, so an estimate follows a link that has become slower
 WAITED = 0.001  # s; the daemon takes 64 KiB in 0.07 ms while it has room, and 0.5 Gbit/s carry them in 1 ms
@@ -367,7 +367,7 @@ class UplinkMeter:
     def _frame_rates(self) -> list[float]:
         before = self._delivered
         tells = self._lasted >= BRIEF or self._fastest > (_second_best(before) if before else 0.0)
-        counts = 2 if self._lasted >= LONG else 1
+        counts = min(FRAMES - 1, 1 + int(self._lasted / LONG))
         return [*before, *[self._fastest] * counts][-FRAMES:] if tells else before
 
     def _advance(self, now: float) -> None:

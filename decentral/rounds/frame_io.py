@@ -275,11 +275,12 @@ class Pushes:
 
     def end_round(self, record: Record) -> None:
         """Drop the frames of a round that is over but those it names: they would slow the next one."""
-        named = {ref.frame for ref in record.frames}
-        last = max((self._offered_at.get(ref.peer, 0.0) for ref in record.frames), default=0.0)
-        for frame, (began, _) in self._times.items() if named else ():
+        named, there = {ref.frame for ref in record.frames}, {ref.peer for ref in record.frames}
+        others = set(record.members) - {self._me}
+        last = max((self._offered_at.get(peer, 0.0) for peer in others), default=0.0) if others <= there else math.inf
+        for frame, (began, _) in self._times.items():
             seconds = anyio.current_time() - began if frame in named else math.inf
-            self._broadcast.learn_what_it_took(frame, seconds, late=last - began)
+            self._broadcast.note_seconds_to_commit(frame, seconds, late=last - began)
         self._offered_at = {}
         self.cancel(lambda frame: frame.header.round <= record.round and frame.hash not in named)
         self._times = {frame: times for frame, times in self._times.items() if times[1] is None}
