@@ -442,7 +442,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Went:
-    """The way of a frame, and the seconds in which its owner should have sent it to everybody itself."""
+    """The way of a frame, and the seconds in which its owner should send it to everybody itself."""
 
     by_others: bool
     alone: float
@@ -514,8 +514,8 @@ class ChunkedBroadcast:
         return by_others if went.by_others else to_everybody
 
     def note_seconds_to_commit(self, frame: bytes, seconds: float, late: float) -> None:
-        """Note how long after its first byte a frame of this peer was in a commit, infinity: in none; ``late``: how long
-        after it the last of the others offered.
+        """Note how long after its first byte a frame of this peer was in a commit, infinity: in none; ``late``: how
+        long after it the last of the others offered.
         """
         went = self._went.get(frame)
         if went is not None and late <= TOGETHER * went.alone:

@@ -131,13 +131,14 @@ def _divide(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
 # ---- which way was faster ----
 #
 # Rates are claims and estimates; rounds tell what is true. Compared are the seconds from a frame's first byte to the
-# commit, in times of what sending to everybody should take, of rounds that others did not begin later.
+# commit, in times of what sending to everybody should take, of rounds in which all others offered in time.
 #
-# While frames by way of others take less than half of that, they go on so: the own rate is hardly wrong by more than a
-# factor of two, and sending to everybody is tried by nobody whom it would cost ten times as long. Else the next frame
-# goes to everybody. Passing on is left when it was clearly slower, and tried again ever more rarely, as is sending to
-# everybody while passing on stays in doubt. What else holds up a round makes no way faster: so the best of the last
-# few counts, and where both take as long, it is for others' sake, and the plan stands.
+# Frames go by way of others as long as that takes less than half of that time: the own rate is hardly wrong by more
+# than a factor of two, and a peer that sending to everybody would cost ten times as long never tries it. Otherwise the
+# next frame goes to everybody. The way that was faster goes on, and the other one is tried again ever more rarely.
+#
+# Much else holds up a round: a leader that takes long, a receiver that is slow. It makes no way faster, so the fastest
+# of the last rounds counts; and where both ways take as long, it was something else, and frames go as planned.
 
 DOUBT = 0.5  # of what sending to everybody should take
 SLOWER = 1.1  # times the other way

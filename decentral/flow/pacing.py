@@ -297,10 +297,10 @@ class InFlight:
 # Estimated from the transfers that this peer makes. Pure: the time comes in.
 #
 # Copies of frames that others say they have, over the time since the first was begun, while any was under way: right
-# for frames of any size, and one slow receiver spoils nothing. Of the last four the second fastest counts, and the one
-# under way is one of them: a burst makes one frame fast, a busy machine one or two slow, and all that anybody plans by
-# it lasts for a round. So a line that became slow is found out in the third frame, and one that became fast in the
-# second. Fastest of sixteen, one accident made everybody's rounds twice as long for two minutes.
+# for frames of any size, and one slow receiver spoils nothing. Of the last four the second fastest counts, that under
+# way among them, as one may be fast or slow by accident: the fastest of sixteen was a burst once, and made everybody's
+# rounds twice as long for as many. A frame of ten seconds is no accident and counts three times: four seconds of the
+# estimate may be under way, and on a line that falls to a tenth watchdogs end streams before those have arrived.
 #
 # A frame that was there within a quarter of a second shows that a line is faster than thought, as far as that time
 # tells, and never that it is slower: what it took were trips.
@@ -313,7 +313,7 @@ class InFlight:
 
 FRAMES = 4  # that count
 BRIEF = 0.25  # s
-LONG = 5.0  # s for which a frame counts once more, up to three times: it is long enough to tell alone
+LONG = 5.0  # s for each of which a frame counts once more
 WINDOW = 8.0  # s of being busy; a piece of 64 KiB that began before it is 1 % too many at 8 Mbit/s, for each stream
 KEPT = 16  # windows: two minutes of sending, so an estimate follows a link that has become slower
 WAITED = 0.001  # s; the daemon takes 64 KiB in 0.07 ms while it has room, and 0.5 Gbit/s carry them in 1 ms
@@ -367,8 +367,8 @@ class UplinkMeter:
     def _frame_rates(self) -> list[float]:
         before = self._delivered
         tells = self._lasted >= BRIEF or self._fastest > (_second_best(before) if before else 0.0)
-        counts = min(FRAMES - 1, 1 + int(self._lasted / LONG))
-        return [*before, *[self._fastest] * counts][-FRAMES:] if tells else before
+        times = min(FRAMES - 1, 1 + int(self._lasted / LONG))
+        return [*before, *[self._fastest] * times][-FRAMES:] if tells else before
 
     def _advance(self, now: float) -> None:
         if self._under_way:
