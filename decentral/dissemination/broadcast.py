@@ -338,7 +338,7 @@ class _Way:
 #
 # Counted from when the first stream was open over there, so neither the way nor what waited on it before counts, and
 # for each quarter of a second after it. What had arrived by any of them, over the time since, is a rate that the
-# uplink has; the highest is the estimate. Not what arrived within some seconds: of a stream whose first answers were
+# uplink has; the highest is that of the frame. Not what arrived within some seconds: of a stream whose first answers were
 # slow, early arrivals count as late ones, beside those that were late, and a link of 238 kB/s was taken for one of
 # 388.
 #
