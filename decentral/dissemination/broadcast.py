@@ -12,7 +12,7 @@ import anyio
 
 from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE, SMALLEST_PIECE, Arrivals, Part, Reassembly
-from decentral.dissemination.spread import UNKNOWN_RATE, LinesOf, Spread, Ways, spread
+from decentral.dissemination.spread import TOGETHER, UNKNOWN_RATE, LinesOf, Spread, Ways, spread
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.flow.pacing import Ack, SendQueue, UplinkMeter, Window, order_after
 from decentral.flow.waiting import Changes
@@ -338,7 +338,7 @@ class _Way:
 #
 # Counted from when the first stream was open over there, so neither the way nor what waited on it before counts, and
 # for each quarter of a second after it. What had arrived by any of them, over the time since, is a rate that the
-# uplink has; the highest is the estimate. Not what arrived within some seconds: of a stream whose first answers were
+# uplink has; the highest is that of the frame. Not what arrived within some seconds: of a stream whose first answers were
 # slow, early arrivals count as late ones, beside those that were late, and a link of 238 kB/s was taken for one of
 # 388.
 #
@@ -440,6 +440,14 @@ class Receiver(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Went:
+    """The way of a frame, and the seconds in which its owner should send it to everybody itself."""
+
+    by_others: bool
+    alone: float
+
+
 class ChunkedBroadcast:
     """The exchange of frames in pieces: sends this peer's, passes on pieces of others', and puts together what
     comes.
@@ -456,9 +464,7 @@ class ChunkedBroadcast:
         self.forwarder = Forwarder(transport, self.window, self._deliveries.passed_on, receiver.spawn)
         self._given: list[tuple[bytes, Passing]] = []  # frames on their way in pieces, and their hashes
         self._ways = Ways()
-        self._went: dict[
-            bytes, tuple[bool, float]
-        ] = {}  # by frame: its way, and s that sending to everybody should take
+        self._went: dict[bytes, Went] = {}  # frames of the round for which there was a choice
         most = PIECE_HEAD_NBYTES + LARGEST_PIECE
         serve_sequences(transport, PIECE, self._on_piece, limit=most, watch=arrivals.push)
 
@@ -501,18 +507,19 @@ class ChunkedBroadcast:
 
     def _way_of(self, frame: bytes, nbytes: int, peers: Sequence[PeerId]) -> Spread:
         lines = self.lines_of((self.me, *peers))
-        way, everybody = spread(nbytes, lines, 0), Spread(nbytes, (0,) * len(lines))
-        if way is None:
-            return everybody
-        passes_on = self._ways.passes_on(nbytes * len(peers) / way.nbytes_to(len(peers)))
-        self._went[frame] = passes_on, nbytes * len(peers) / lines[0].rate
-        return way if passes_on else everybody
+        by_others, to_everybody = spread(nbytes, lines, 0), Spread(nbytes, (0,) * len(lines))
+        if by_others is None:
+            return to_everybody
+        went = self._went[frame] = Went(self._ways.choose(), nbytes * len(peers) / lines[0].rate)
+        return by_others if went.by_others else to_everybody
 
-    def was_committed(self, frame: bytes, seconds: float) -> None:
-        """Learn how long after its first byte a frame of this peer was in a commit, so that everybody had it."""
-        if frame in self._went:
-            way, expected = self._went[frame]
-            self._ways.took(way, seconds / expected)
+    def note_seconds_to_commit(self, frame: bytes, seconds: float, late: float) -> None:
+        """Note how long after its first byte a frame of this peer was in a commit, infinity: in none; ``late``: how
+        long after it the last of the others offered.
+        """
+        went = self._went.get(frame)
+        if went is not None and late <= TOGETHER * went.alone:
+            self._ways.took(went.by_others, seconds / went.alone)
 
     def _on_handled(self, data: bytes) -> Callable[[], None]:
         began = anyio.current_time()

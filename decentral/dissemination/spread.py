@@ -43,10 +43,6 @@ class Spread:
     direct: int  # bytes that its owner sends to everybody itself
     passed: tuple[int, ...]  # bytes that each peer gets to pass on, in the order of the lines
 
-    def nbytes_to(self, peers: int) -> int:
-        """Return the bytes that leave its owner, for so many other peers."""
-        return peers * self.direct + sum(self.passed)
-
 
 class Lines:
     """The seconds that frames take over the same lines, asked for again and again. Each answer costs the same for any
@@ -134,51 +130,53 @@ def _divide(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 # ---- which way was faster ----
 #
-# Rates are claims and estimates; a round tells what was true, by the time from the frame's first byte to the commit.
-# Where a factor of two in each rate would make the gain none, or passing on takes longer than sending to everybody
-# should, the next frame goes to everybody. Of both ways the one that was faster goes on, and the other is tried again,
-# ever more rarely.
+# Rates are claims and estimates; rounds tell what is true. Compared are the seconds from a frame's first byte to the
+# commit, in times of what sending to everybody should take, of rounds in which all others offered in time.
+#
+# Frames go by way of others as long as that takes less than half of that time: the own rate is hardly wrong by more
+# than a factor of two, and a peer that sending to everybody would cost ten times as long never tries it. Otherwise the
+# next frame goes to everybody. The way that was faster goes on, and the other one is tried again ever more rarely.
+#
+# Much else holds up a round: a leader that takes long, a receiver that is slow. It makes no way faster, so the fastest
+# of the last rounds counts; and where both ways take as long, it was something else, and frames go as planned.
 
-CLEAR = 4.0  # times less sent than to everybody
-LATE = 1.1  # times what sending to everybody should take
-LAST = 3  # rounds of each way that count
-FIRST_AGAIN, RARELY = 8, 128  # rounds until the slower way is tried again
+DOUBT = 0.5  # of what sending to everybody should take
+SLOWER = 1.1  # times the other way
+LAST = 3  # rounds of the way that is in use
+FIRST_AGAIN, RARELY = 8, 128  # frames until the other way is tried again
+TOGETHER = 0.25  # of the same time: others who offer later than that are waited for
 
 
 class Ways:
-    """The ways that the frames of one peer went lately: by way of others (True), or to everybody from here."""
+    """The ways that the frames of one peer go which should go by way of others (True), or to everybody from here."""
 
     def __init__(self) -> None:
-        self._took = {
-            way: deque[float](maxlen=LAST) for way in (True, False)
-        }  # in times of what sending to everybody should take
-        self._until_again, self._again = FIRST_AGAIN, FIRST_AGAIN
+        self._in_use = True
+        self._took = {way: deque[float](maxlen=LAST) for way in (True, False)}
+        self._until_trial, self._next_trial = 0, FIRST_AGAIN
 
-    def passes_on(self, gain: float) -> bool:
-        """Tell whether a frame goes by way of others that should so take ``gain`` times less of this peer's uplink."""
-        by_others, direct = self._took[True], self._took[False]
-        if not direct:
-            return not by_others or (gain >= CLEAR and by_others[-1] <= LATE)
-        return self._faster() != (self._until_again == 0)
+    def choose(self) -> bool:
+        """Return the way of the next frame."""
+        self._until_trial = max(0, self._until_trial - 1)
+        is_in_doubt = not self._in_use or min(self._took[True], default=0.0) > DOUBT
+        if self._until_trial or not is_in_doubt:
+            return self._in_use
+        self._until_trial = self._next_trial
+        return not self._in_use
 
     def took(self, way: bool, times: float) -> None:
-        """Learn that a frame took so many times what sending to everybody should take."""
-        before = self._faster()
-        if way != before:
+        """Learn that a frame took so many times what sending to everybody should take; infinity: it was too late."""
+        is_trial = way != self._in_use
+        if is_trial:
             self._took[way].clear()  # what it was like when it was tried before says nothing of today
         self._took[way].append(times)
-        if not all(self._took.values()):
-            return
-        if self._faster() != before:
-            self._until_again = self._again = FIRST_AGAIN
-        elif way != before:
-            self._until_again = self._again = min(2 * self._again, RARELY)
-        else:
-            self._until_again = max(0, self._until_again - 1)
+        if is_trial and self._took[self._in_use]:
+            self._judge()
 
-    def _faster(self) -> bool:
-        by_others, direct = self._took[True], self._took[False]
-        return not direct or (bool(by_others) and median(by_others) < median(direct))
+    def _judge(self) -> None:
+        before, self._in_use = self._in_use, min(self._took[True]) <= SLOWER * min(self._took[False])
+        self._next_trial = min(2 * self._next_trial, RARELY) if before == self._in_use else FIRST_AGAIN
+        self._until_trial = self._next_trial
 
 
 LinesOf = Callable[[Sequence[PeerId]], Sequence[Line]]

@@ -297,8 +297,13 @@ class InFlight:
 # Estimated from the transfers that this peer makes. Pure: the time comes in.
 #
 # Copies of frames that others say they have, over the time since the first was begun, while any was under way: right
-# for frames of any size, and one slow receiver spoils nothing. The fastest of the last ones does not count, as nothing
-# says why it was: what all others plan by stays for two minutes.
+# for frames of any size, and one slow receiver spoils nothing. Of the last four the second fastest counts, that under
+# way among them, as one may be fast or slow by accident: the fastest of sixteen was a burst once, and made everybody's
+# rounds twice as long for as many. A frame of ten seconds is no accident and counts three times: four seconds of the
+# estimate may be under way, and on a line that falls to a tenth watchdogs end streams before those have arrived.
+#
+# A frame that was there within a quarter of a second shows that a line is faster than thought, as far as that time
+# tells, and never that it is slower: what it took were trips.
 #
 # And, while nobody has said so, how fast pieces are taken; less sure, as on a busy machine a buffer is slow, too. Only
 # what had to wait counts: bytes that a buffer swallows at once say nothing of the link behind it. So a window is eight
@@ -306,6 +311,9 @@ class InFlight:
 # last windows counts, as a slow receiver makes a window slow and nothing makes one fast. Frames of 0.9 MB fit into the
 # buffers for the most part, and their windows told 0.3 MB/s of a link of 2.5 (measured, seven streams at once).
 
+FRAMES = 4  # that count
+BRIEF = 0.25  # s
+LONG = 5.0  # s for each of which a frame counts once more
 WINDOW = 8.0  # s of being busy; a piece of 64 KiB that began before it is 1 % too many at 8 Mbit/s, for each stream
 KEPT = 16  # windows: two minutes of sending, so an estimate follows a link that has become slower
 WAITED = 0.001  # s; the daemon takes 64 KiB in 0.07 ms while it has room, and 0.5 Gbit/s carry them in 1 ms
@@ -319,7 +327,8 @@ class UplinkMeter:
         self._since = 0.0
         self._busy, self._nbytes = 0.0, 0
         self._rates: deque[float] = deque(maxlen=KEPT)
-        self._delivered: deque[float] = deque(maxlen=KEPT)
+        self._delivered: list[float] = []  # rates of the frames before the one under way
+        self._fastest = self._lasted = 0.0  # the rate of that one, and for how long it was counted
 
     def begin(self, now: float) -> None:
         """Note that a piece is to be sent."""
@@ -342,23 +351,33 @@ class UplinkMeter:
 
     def begin_delivery(self) -> None:
         """Note that a frame is to be sent while none is under way."""
-        self._delivered.append(0.0)
+        self._delivered, self._fastest, self._lasted = self._frame_rates(), 0.0, 0.0
 
     def add_delivery(self, nbytes: int, seconds: float) -> None:
         """Note that copies of so many bytes had arrived so long after the first of them was begun."""
-        if seconds > 0:
-            self._delivered[-1] = max(self._delivered[-1], nbytes / seconds)
+        self._fastest = max(self._fastest, nbytes / max(seconds, BRIEF))
+        self._lasted = max(self._lasted, seconds)
 
     @property
     def bytes_per_second(self) -> float | None:
         """The estimate; None: no transfer has filled the link yet."""
-        known = sorted(filter(None, self._delivered))
-        return known[-2:][0] if known else max(self._rates, default=None)
+        known = self._frame_rates()
+        return _second_best(known) if known else max(self._rates, default=None)
+
+    def _frame_rates(self) -> list[float]:
+        before = self._delivered
+        tells = self._lasted >= BRIEF or self._fastest > (_second_best(before) if before else 0.0)
+        times = min(FRAMES - 1, 1 + int(self._lasted / LONG))
+        return [*before, *[self._fastest] * times][-FRAMES:] if tells else before
 
     def _advance(self, now: float) -> None:
         if self._under_way:
             self._busy += now - self._since
         self._since = now
+
+
+def _second_best(rates: list[float]) -> float:
+    return sorted(rates)[-2:][0]
 
 
 def lease_bits(bytes_per_second: float | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from decentral.transport.base import OnBytes
 from decentral.transport.requests import notify, serve_requests
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header, parse
 from decentral.wire.keys import PeerId, peer_name
-from decentral.wire.messages import Behind, JoinRequest, Message, Prepare, Record, ReducePlan, decode, encode
+from decentral.wire.messages import Behind, JoinRequest, Message, Offer, Prepare, Record, ReducePlan, decode, encode
 
 CONTROL = "/decentral/control/1"
 CONTROL_LIMIT = 1 << 20  # bytes; a record of 1,024 members with certificate is about 380 KB
@@ -241,6 +242,7 @@ class Pushes:
         self._me, self._transport, self._broadcast, self._on_failed = me, transport, broadcast, on_failed
         self._under_way: dict[anyio.CancelScope, Frame] = {}
         self._times: dict[bytes, tuple[float, float | None]] = {}  # by frame: since when, and until when
+        self._offered_at: dict[PeerId, float] = {}  # when others first offered in this round
 
     @property
     def count(self) -> int:
@@ -260,6 +262,10 @@ class Pushes:
                 del self._under_way[scope]
                 self._times[frame.hash] = began, anyio.current_time()
 
+    def note_offer(self, peer: PeerId) -> None:
+        """Note that a member offers in this round, which it says again and again: its frame has begun to leave."""
+        self._offered_at.setdefault(peer, anyio.current_time())
+
     def seconds(self, frame: bytes | None) -> float | None:
         """Return the seconds that pushing a frame took, or takes so far; None: it was not pushed lately."""
         if frame is None or frame not in self._times:
@@ -269,9 +275,13 @@ class Pushes:
 
     def end_round(self, record: Record) -> None:
         """Drop the frames of a round that is over but those it names: they would slow the next one."""
-        named = {ref.frame for ref in record.frames}
-        for frame in named & self._times.keys():
-            self._broadcast.was_committed(frame, anyio.current_time() - self._times[frame][0])
+        named, there = {ref.frame for ref in record.frames}, {ref.peer for ref in record.frames}
+        others = set(record.members) - {self._me}
+        last = max((self._offered_at.get(peer, 0.0) for peer in others), default=0.0) if others <= there else math.inf
+        for frame, (began, _) in self._times.items():
+            seconds = anyio.current_time() - began if frame in named else math.inf
+            self._broadcast.note_seconds_to_commit(frame, seconds, late=last - began)
+        self._offered_at = {}
         self.cancel(lambda frame: frame.header.round <= record.round and frame.hash not in named)
         self._times = {frame: times for frame, times in self._times.items() if times[1] is None}
 
@@ -367,8 +377,14 @@ class FrameIO:
         elif isinstance(message, JoinRequest) and self._is_only_a_name(peer):
             self.directory.ask_for_lease(peer)  # it asks again
         else:
+            if isinstance(message, Offer) and self._is_of_this_round(peer, message):
+                self.pushes.note_offer(peer)
             await self.feed(peer, message)
         return b""
+
+    def _is_of_this_round(self, peer: PeerId, offer: Offer) -> bool:
+        head = self.state.head
+        return offer.round == head.round + 1 and peer in head.members
 
     def _is_only_a_name(self, peer: PeerId) -> bool:
         return peer not in self.state.head.members and not self.directory.has_answered(peer)

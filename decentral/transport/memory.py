@@ -90,9 +90,10 @@ class MemoryNetwork:
         """Give one direction between two peers its own latency (s) and rate (bytes/s)."""
         self.lines.connect(sender, receiver, Link(latency=latency, bandwidth=bandwidth))
 
-    def set_uplink(self, peer: PeerId, bandwidth: float | None) -> None:
-        """Change what ``peer`` can send, in bytes per second over all its streams."""
-        self.lines.uplink(peer).bandwidth = bandwidth
+    def set_uplink(self, peer: PeerId, bandwidth: float | None, *, burst: float = 0.0) -> None:
+        """Change what ``peer`` can send, in bytes per second over all its streams; ``burst``: bytes at once, before."""
+        line = self.lines.uplink(peer)
+        line.bandwidth, line.burst = bandwidth, burst
 
     def set_downlink(self, peer: PeerId, bandwidth: float | None) -> None:
         """Change what ``peer`` can receive, in bytes per second over all its streams, links of their own included."""
@@ -380,11 +381,12 @@ _NO_DATA = memoryview(b"")
 
 @dataclass(slots=True)
 class Link:
-    """A way between peers that takes one piece after the other."""
+    """A way between peers that takes one piece after the other: a token bucket."""
 
     latency: float = 0.0  # s, one way
     bandwidth: float | None = None  # bytes/s; None: no limit
-    free_at: float = 0.0  # s, on the loop's clock: when the last piece will have left
+    burst: float = 0.0  # bytes that a line at rest lets through at once
+    free_at: float = 0.0  # s, on the loop's clock: when the last piece will have left; earlier: what was saved up
 
     @property
     def piece(self) -> float:
@@ -393,8 +395,10 @@ class Link:
 
     def arrival(self, nbytes: float, now: float) -> float:
         """Put ``nbytes`` on the link; returns when the last of them arrives."""
-        self.free_at = max(self.free_at, now) + (nbytes / self.bandwidth if self.bandwidth else 0.0)
-        return self.free_at + self.latency
+        if not self.bandwidth:
+            return max(self.free_at, now) + self.latency
+        self.free_at = max(self.free_at, now - self.burst / self.bandwidth) + nbytes / self.bandwidth
+        return max(self.free_at, now) + self.latency
 
     async def share(self) -> None:
         """Let frames that the line takes seconds for leave side by side, with room for leases and votes: real ones stay

@@ -24,6 +24,7 @@ ALSO = (
     "decentral.transport.requests",
     "decentral.dissemination.broadcast",
     "decentral.dissemination.pull",
+    "decentral.dissemination.spread",
     "decentral.dissemination.text",
     "decentral.wire.pieces",
     "decentral.redundancy.pieces",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from itertools import accumulate
+from math import inf
 
 import anyio
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from decentral.dissemination.broadcast import PIECED, SURE, Deliveries, Passing
-from decentral.dissemination.spread import ERROR, FIRST_AGAIN, LAST, Line, Lines, Spread, Ways, spread, thin_last
+from decentral.dissemination.spread import ERROR, FIRST_AGAIN, Line, Lines, Spread, Ways, spread, thin_last
 from decentral.flow.pacing import Ack, UplinkMeter, Window
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
@@ -129,39 +132,48 @@ def test_what_the_own_uplink_still_carries_goes_directly():
     assert P / 10 < way.direct < P
 
 
-def ways_after(rounds: int, by_others: float, direct: float, gain: float = 7.0) -> list[bool]:
-    ways, went = Ways(), []
-    for _ in range(rounds):
-        went.append(ways.passes_on(gain))
-        ways.took(went[-1], by_others if went[-1] else direct)
+# ---- what rounds took, by either way ----
+
+
+def ways_of(rounds: int, took: Callable[[int, bool], float], ways: Ways | None = None) -> list[bool]:
+    """The ways of so many frames, which ``took`` so many times what sending to everybody should."""
+    ways, went = ways or Ways(), []
+    for number in range(rounds):
+        went.append(ways.choose())
+        ways.took(went[-1], took(number, went[-1]))
     return went
 
 
 def test_a_peer_for_which_passing_on_turned_out_slower_stops_and_tries_ever_more_rarely():
-    went = ways_after(100, by_others=2.0, direct=1.0)
-    assert went[:2] == [True, False]
-    assert sum(went) <= 1 + LAST + 4
-    assert went[2:].index(True) >= FIRST_AGAIN - 1
+    went = ways_of(300, lambda number, by_others: 0.8 if by_others else 0.5)
+    tried = [number for number, by_others in enumerate(went) if by_others]
+    assert tried == [0, *accumulate([1 + FIRST_AGAIN, 16, 32, 64, 128])]
 
 
-def test_a_peer_for_which_passing_on_is_as_fast_as_planned_never_sends_to_everybody():
-    assert all(ways_after(100, by_others=0.4, direct=1.0))
+def test_a_peer_that_passing_on_helps_by_more_than_rates_are_wrong_never_sends_to_everybody():
+    assert all(ways_of(300, lambda number, by_others: 0.4 if by_others else 1.0))
 
 
-def test_where_the_gain_is_within_the_rates_errors_one_round_shows_what_sending_to_everybody_takes():
-    assert ways_after(6, by_others=0.6, direct=1.0, gain=2.0) == [True, False, True, True, True, True]
-    went = ways_after(100, by_others=0.9, direct=0.5, gain=2.0)
-    assert went[:3] == [True, False, False]
+def test_where_rates_could_make_up_the_gain_sending_to_everybody_is_tried_ever_more_rarely():
+    went = ways_of(300, lambda number, by_others: 0.7 if by_others else 1.0)
+    assert [number for number, by_others in enumerate(went) if not by_others][:3] == [1, 1 + 2 * FIRST_AGAIN, 49]
 
 
 def test_a_line_that_changed_is_found_out_either_way():
     ways = Ways()
-    for by_others in (2.0, 0.4, 2.0):
-        went = []
-        for _ in range(160):
-            went.append(ways.passes_on(7.0))
-            ways.took(went[-1], by_others if went[-1] else 1.0)
-        assert went[-20:].count(by_others < 1) >= 18
+    for others in (2.0, 0.4, 2.0):
+        went = ways_of(160, lambda number, by_others, others=others: others if by_others else 1.0, ways)
+        assert went[-20:].count(others < 1) >= 18
+
+
+@pytest.mark.parametrize("slow", [lambda number: 3.0, lambda number: number % 5])
+def test_a_peer_for_which_every_round_waits_by_whichever_way_goes_on_passing_on(slow):
+    went = ways_of(300, lambda number, by_others: max(slow(number), 0.7 if by_others else 1.0))
+    assert went.count(False) <= 6
+
+
+def test_a_frame_that_is_in_no_commit_by_either_way_goes_as_planned():
+    assert ways_of(100, lambda number, by_others: inf).count(False) <= 4
 
 
 def test_who_has_more_to_spare_passes_on_more_and_who_has_none_nothing():

@@ -355,23 +355,57 @@ def test_the_fastest_of_the_last_windows_counts_and_a_link_that_became_slow_is_f
     assert meter.bytes_per_second == pytest.approx(2e5, rel=0.02)
 
 
+def deliver(meter: UplinkMeter, *frames: tuple[float, float]) -> None:
+    """Frames, each of so many bytes that arrived in so many seconds."""
+    for nbytes, seconds in frames:
+        meter.begin_delivery()
+        meter.add_delivery(round(nbytes), seconds)
+
+
 def test_copies_that_arrived_are_counted_until_each_and_the_slow_receiver_that_comes_last_spoils_nothing():
     meter = UplinkMeter()
     meter.begin_delivery()
     for copies, seconds in ((1, 2.1), (5, 2.2), (6, 2.4), (7, 30.0)):
         meter.add_delivery(copies * 870_000, seconds)
     assert meter.bytes_per_second == 6 * 870_000 / 2.4
-    for _ in range(KEPT):
-        meter.begin_delivery()
-        meter.add_delivery(870_000, 3.0)
-    assert meter.bytes_per_second == 290_000, "a link that became slow is found out"
 
 
-def test_the_fastest_of_many_frames_is_an_accident():
+@pytest.mark.parametrize("accident", [0.4, 2.6, 9.0])
+def test_one_of_four_frames_that_was_fast_or_slow_is_an_accident(accident):
     meter = UplinkMeter()
-    for seconds in (2.0, 2.1, 0.4, 2.2):
-        meter.begin_delivery()
-        meter.add_delivery(5_000_000, seconds)
+    for seconds in (2.0, 2.0, accident, 2.0, 2.0, 2.0, accident, 2.0):
+        deliver(meter, (5e6, seconds))
+        assert meter.bytes_per_second == 2_500_000
+
+
+@pytest.mark.parametrize(("seconds", "frames"), [(3.0, 3), (6.0, 2), (12.0, 1)])
+def test_a_line_that_became_slow_is_found_out_by_three_frames_or_by_one_that_takes_ten_seconds(seconds, frames):
+    meter = UplinkMeter()
+    deliver(meter, *[(5e6, 2.0)] * 8, *[(3e5, seconds)] * (frames - 1))
+    assert meter.bytes_per_second == 2_500_000
+    deliver(meter, (3e5, seconds))
+    assert meter.bytes_per_second == 3e5 / seconds
+
+
+@pytest.mark.parametrize(("seconds", "frames"), [(2.0, 2), (12.0, 1)])
+def test_a_line_that_became_fast_is_found_out_by_two_frames_or_by_one_long_one(seconds, frames):
+    meter = UplinkMeter()
+    deliver(meter, *[(25e4 * seconds, seconds)] * 8, *[(25e5 * seconds, seconds)] * frames)
+    assert meter.bytes_per_second == 2_500_000
+
+
+def test_small_frames_show_no_slower_line_than_larger_ones_did():
+    """They take a trip or two: of parts of a model, some are small."""
+    meter = UplinkMeter()
+    deliver(meter, *[(5e6, 2.0)] * 2, *[(2e4, 0.1)] * 20)
+    assert meter.bytes_per_second == 2_500_000
+
+
+def test_what_arrives_at_once_is_as_fast_as_it_would_be_in_a_quarter_of_a_second():
+    meter = UplinkMeter()
+    deliver(meter, *[(2e5, 0.001)] * 3)
+    assert meter.bytes_per_second == 800_000
+    deliver(meter, *[(5e6, 2.0)] * 2)
     assert meter.bytes_per_second == 2_500_000
 
 

@@ -284,3 +284,21 @@ async def test_frames_that_are_sent_at_the_same_time_measure_the_uplink_together
         for other in others:
             group.start_soon(spreading.give, frame(), [other], fail)
     assert spreading.transport.uplink == pytest.approx(RATE, rel=0.1)
+
+
+@pytest.mark.parametrize("helped", [True, False])
+@in_virtual_time
+async def test_the_estimate_follows_a_line_that_falls_to_a_tenth_in_one_long_frame_and_comes_back(
+    spreading, others, helped
+):
+    """The greatest of sixteen frames stayed for fifteen; who is helped sends no faster than it thinks that it can."""
+
+    def own():
+        return spreading.transport.uplink or UNKNOWN_RATE
+
+    lines_where(spreading, own, RATE if helped else RATE / 100)
+    for rate, frames in ((RATE, 3), (RATE / 10, 1), (RATE, 11)):
+        spreading.transport.inner.network.set_uplink(spreading.me, rate)
+        for _ in range(frames):
+            await spreading.give(frame(), others, fail)
+        assert own() == pytest.approx(rate, rel=0.1)

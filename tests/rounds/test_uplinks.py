@@ -47,8 +47,20 @@ async def tell(lab, estimates) -> None:
     await anyio.sleep(15.0)
 
 
-async def one_round(lab) -> float:
-    """Seconds from the offers of all to the last commit."""
+async def measured_swarm_of(lab, uplinks, bursts) -> None:
+    """The same, where lines let bursts through, and all tell what they measured themselves."""
+    await lab.start(len(uplinks))
+    await lab.rest()
+    for member, uplink, burst in zip(lab.members, uplinks, bursts, strict=True):
+        lab.network.set_uplink(member.signer.peer, uplink, burst=burst)
+        member.node.uplink = lambda meter=member.transport.meter: meter.bytes_per_second
+    for _ in range(3):
+        await one_round(lab)
+        await anyio.sleep(15.0)  # every lease says what it told
+
+
+async def one_round(lab, late: float = 0.0) -> float:
+    """Seconds from the offers of all to the last commit; the first member's is ``late``."""
     began, goal = anyio.current_time(), lab.members[0].rounds + 1
     async with anyio.create_task_group() as nursery:
         for member in lab.members:
@@ -56,10 +68,24 @@ async def one_round(lab) -> float:
             anchor = member.node.replica.anchors[0]
             delta = 0.3 * (anchor - member.target(0))
             change = Contribution(0, driver.head.hash, anchor - delta, delta, lab.manifest.inner.steps, 1)
-            nursery.start_soon(driver.contribute, change)
+            nursery.start_soon(contribute_after, 0.0 if member is not lab.members[0] else late, driver, change)
     while any(member.rounds < goal for member in lab.members):
         await anyio.sleep(0.01)
     return anyio.current_time() - began
+
+
+async def contribute_after(seconds: float, driver, change: Contribution) -> None:
+    await anyio.sleep(seconds)
+    await driver.contribute(change)
+
+
+async def copies_sent(lab, late: float = 0.0) -> list[float]:
+    """How many times the bytes of a frame each sent in one round."""
+    before = [traffic(member).sent for member in lab.members]
+    await one_round(lab, late)
+    state, record = lab.members[0].node.driver.state, lab.members[0].log[-1].record
+    nbytes = len(state.find_stored(record.frames[0].frame).data)
+    return [(traffic(member).sent - was) / nbytes for member, was in zip(lab.members, before, strict=True)]
 
 
 def traffic(member):
@@ -93,16 +119,54 @@ async def test_a_round_with_one_thin_uplink_takes_little_more_than_the_links_nee
     lab.check_equal()
 
 
-@pytest.mark.parametrize(
-    "wrong", [(2.0, 1, 1, 1, 1, 1), (0.5, 1, 1, 1, 1, 1), (2.0, 0.5) * 3, (2.0, 2.0, 0.5, 0.5, 0.5, 0.5)]
-)
+EITHER_WAY = [(2, 1, 1, 1, 1, 1), (0.5, 1, 1, 1, 1, 1), (2, 0.5) * 3, (2, 2, 0.5, 0.5, 0.5, 0.5), (2, 2, 0.5, 0.5)]
+
+
+@pytest.mark.parametrize("wrong", EITHER_WAY)
 @of_plain_terms()
 async def test_whatever_rate_is_wrong_by_a_factor_of_two_no_round_is_slower_than_sending_to_everybody(lab, wrong):
-    await swarm_of(lab, [FAST] * 6)
+    """The first one that is slower than planned is the last."""
+    await swarm_of(lab, [FAST] * len(wrong))
     usual = max([await one_round(lab) for _ in range(3)])
     await tell(lab, [FAST * times for times in wrong])
     took = [await one_round(lab) for _ in range(6)]
-    assert max(took[1:]) <= 1.1 * usual, took
+    assert max(took[1:]) <= 1.1 * usual
+
+
+@pytest.mark.parametrize("bursts", [(65_536,) * 6, (262_144,) * 6, (262_144, 0, 0, 0, 0, 0), (0, *(262_144,) * 5)])
+@of_plain_terms()
+async def test_on_equal_lines_nobody_passes_anything_on_whatever_bursts_they_let_through(lab, bursts):
+    await measured_swarm_of(lab, [FAST] * 6, bursts)
+    for _ in range(3):
+        assert max(await copies_sent(lab)) <= 1.15 * 5
+    assert max(member.node.uplink() for member in lab.members) <= 1.5 * FAST
+
+
+QUARTER = [FAST] * 5 + [FAST / 4]
+
+
+@of_plain_terms()
+async def test_rounds_that_a_late_peer_makes_long_stop_no_other_from_having_its_frame_passed_on(lab):
+    await swarm_of(lab, QUARTER)
+    for _ in range(6):
+        assert (await copies_sent(lab, late=8.0))[-1] < 3
+
+
+@of_plain_terms()
+async def test_rounds_that_a_slow_peer_makes_long_stop_no_other_for_more_than_one_frame(lab):
+    """Above all those that it leads."""
+    await swarm_of(lab, QUARTER)
+    assert (await copies_sent(lab))[-1] < 3
+    frames = lab.members[0].node.driver.frames
+    take = frames.take
+
+    async def take_slowly(data, wanted=None):
+        await anyio.sleep(8.0)
+        await take(data, wanted)
+
+    frames.take = take_slowly
+    went = [(await copies_sent(lab))[-1] < 3 for _ in range(6)]
+    assert went.count(False) <= 1
 
 
 @of_plain_terms()

@@ -253,6 +253,20 @@ async def test_an_uplink_that_changes_changes_for_streams_that_are_open(virtual_
     assert anyio.current_time() == pytest.approx(2.4, abs=0.3), "1 MB at first, a window of it already on the way"
 
 
+async def test_a_line_lets_a_burst_through_at_once_and_again_when_it_has_rested(virtual_time):
+    network = MemoryNetwork()
+    a, b = sinks(network, 2)
+    network.set_uplink(b.peer, 100_000.0, burst=200_000.0)
+    took = []
+    async with a, b:
+        for rest in (10.0, 0.0, 1.0):
+            await anyio.sleep(rest)
+            began = anyio.current_time()
+            await push(b, a, 300_000)
+            took.append(anyio.current_time() - began)
+    assert took == pytest.approx([1.0, 3.0, 2.0], abs=0.05)
+
+
 async def test_killing_a_peer_breaks_its_streams_at_once_and_loses_what_was_in_flight(virtual_time):
     network = MemoryNetwork(latency=5.0)
     a, b = (network.transport(signer) for signer in signers(2))
