@@ -12,11 +12,13 @@ selection from Peng et al., "DeMo: Decoupled Momentum Optimization", 2024, arXiv
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decentral.coding import Rising
@@ -42,7 +44,6 @@ from decentral.compressors.chunks import (
     largest_by_torch,
     places_of,
     regions,
-    within,
 )
 from decentral.errors import ConfigError
 from decentral.tensors.ops import is_finite
@@ -173,6 +174,7 @@ class _Tiles(Decoded):
 
     shape: Shape
     chunks: tuple[Chunks, ...]
+    adders: list[Callable[[int, NDArray[np.float32], float], None]] = field(default_factory=list)  # by region
 
     @property
     def _columns(self) -> int:
@@ -184,17 +186,15 @@ class _Tiles(Decoded):
         return total_N.view(self.shape)
 
     def add(self, start: int, total_n: Tensor, weight: float) -> None:
-        matrix = total_n.view(-1, self._columns)
-        is_whole = len(total_n) == math.prod(self.shape)
-        for region, index_Ck, value_Ck in self.chunks if is_whole else self._within(start, len(matrix)):
-            add_at(matrix, region, index_Ck, value_Ck, weight)
+        row, band = start // self._columns if start else 0, total_n.numpy()
+        for adds in self._adders():
+            adds(row, band, weight)
 
-    def _within(self, start: int, rows: int) -> Iterator[Chunks]:
-        """Yield the chunks of a band of so many rows, as seen from its first row."""
-        for region, index_Ck, value_Ck in self.chunks:
-            part, chunks = within(region, start // self._columns, rows)
-            if part.num_chunks:
-                yield part, index_Ck[chunks], value_Ck[chunks]
+    def _adders(self) -> list[Callable[[int, NDArray[np.float32], float], None]]:
+        """Return what adds each region, made once for all bands."""
+        if not self.adders:
+            self.adders.extend(add_at(region, self._columns, *chunks) for region, *chunks in self.chunks)
+        return self.adders
 
     def support(self) -> tuple[Tensor, Tensor]:
         places = [places_of(region, self._columns, index_Ck) for region, index_Ck, _ in self.chunks]

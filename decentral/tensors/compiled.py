@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from llvmlite import ir
 from numba.extending import intrinsic
 
-__all__ = ["compiled", "float32_at"]
+__all__ = ["compiled", "first_bit", "float32_at", "prefetch", "which_reach"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,3 +41,56 @@ def _pointer(_, address):  # type: ignore[no-untyped-def]
 def float32_at(address, size):  # type: ignore[no-untyped-def]
     """So many float32 that lie at an address (uintp), as an array, for compiled loops. Nobody checks that they do."""
     return numba.carray(_pointer(address), size)
+
+
+# ---- instructions that no loop becomes ----
+
+_BIT, _BYTE, _WORD = ir.IntType(1), ir.IntType(8), ir.IntType(32)
+_WORDS_64 = ir.VectorType(_WORD, 64)
+
+
+@intrinsic
+def which_reach(_, bits, at, least):  # type: ignore[no-untyped-def]
+    """Of the 64 floats from ``at`` on, given as their ``bits`` (uint32), a bit for each whose magnitude, as bits too,
+    is ``least`` or more; the lowest for the first. Nobody checks that there are 64.
+    """
+
+    def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        loaded = builder.load(builder.bitcast(_address(context, builder, signature, given), _WORDS_64.as_pointer()))
+        loaded.align = 4
+        size = builder.and_(loaded, ir.Constant(_WORDS_64, [0x7FFFFFFF] * 64))
+        one = builder.insert_element(ir.Constant(_WORDS_64, ir.Undefined), given[2], ir.Constant(_WORD, 0))
+        all_ = builder.shuffle_vector(one, ir.Constant(_WORDS_64, ir.Undefined), ir.Constant(_WORDS_64, [0] * 64))
+        return builder.bitcast(builder.icmp_unsigned(">=", size, all_), ir.IntType(64))
+
+    return numba.types.uint64(bits, numba.types.uint64, numba.types.uint32), code
+
+
+@intrinsic
+def first_bit(_, word):  # type: ignore[no-untyped-def]
+    """The place of the lowest bit that is set in a uint64; 64: none is."""
+
+    def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        return builder.cttz(given[0], ir.Constant(_BIT, 0))
+
+    return numba.types.uint64(numba.types.uint64), code
+
+
+@intrinsic
+def prefetch(_, array, at):  # type: ignore[no-untyped-def]
+    """Have the line of memory of an element on its way to the cache; there need be no such element."""
+
+    def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        where = builder.bitcast(_address(context, builder, signature, given), _BYTE.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [where.type, _WORD, _WORD, _WORD])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [where.type], kind)
+        builder.call(call, [where, *(ir.Constant(_WORD, number) for number in (0, 3, 1))])  # to be read, kept, data
+        return context.get_dummy_value()
+
+    return numba.types.void(array, numba.types.uint64), code
+
+
+def _address(context: Any, builder: Any, signature: Any, given: Any) -> Any:  # Any: numba's, which has no types
+    """Of the element at the second argument of the array that is the first."""
+    array = context.make_array(signature.args[0])(context, builder, given[0])
+    return builder.gep(array.data, [given[1]])
