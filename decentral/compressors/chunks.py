@@ -40,6 +40,9 @@ __all__ = [
 
 # Shape suffixes: C = chunks of a region, or of a batch, L = values per chunk, k = entries kept per chunk.
 
+_0, _1, _32 = (np.uint64(number) for number in (0, 1, 32))
+_ROUND_UP = 1 << 32  # i * (_ROUND_UP // width + 1) >> 32 is i // width for both below 2**16, three times as fast
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -131,11 +134,12 @@ def _spans(size: int, tile: int) -> list[tuple[int, int, int]]:
 @compiled
 def _places(index, where, place):  # type: ignore[no-untyped-def]
     columns, top, left, tile_columns, height, width = where
+    share, gap = np.uint64(_ROUND_UP // width + 1), np.uint64(columns - width)
     for chunk in range(index.shape[0]):
-        first = (top + chunk // tile_columns * height) * columns + left + chunk % tile_columns * width
+        first = np.uint64((top + chunk // tile_columns * height) * columns + left + chunk % tile_columns * width)
         for n in range(index.shape[1]):
-            i = index[chunk, n]
-            place[chunk, n] = first + i // width * columns + i % width
+            i = np.uint64(index[chunk, n])
+            place[chunk, n] = first + i + ((i * share) >> _32) * gap  # i // width rows down
 
 
 # ---- equal chunks of many tensors ----
@@ -226,8 +230,6 @@ def _origins(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
 
 _MARGIN = np.uint32(1 << 20)  # an eighth of a power of two, on the bits of a float32
 _SIZE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign: they rise as the magnitude does
-_0, _1, _32 = (np.uint64(number) for number in (0, 1, 32))
-_ROUND_UP = 1 << 32  # i * (_ROUND_UP // width + 1) >> 32 is i // width for both below 2**16, three times as fast
 _AT_ONCE = 64  # values: a bit of a word for each
 _LINE = 16  # values of a line of memory
 

@@ -11,9 +11,10 @@ Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo"
 selection from Peng et al., "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -81,15 +82,11 @@ class TopK(SparsifierBase):
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return indices (C, k) of every region."""
-        places = regions(shape, self.chunk)
-        return tuple(
-            PartSpec("index", torch.int16, (region.num_chunks, self._num_kept(region)), Rising(region.length))
-            for region in places
-        )
+        return _index_layout(self, shape)
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """Return (C, k) of every region."""
-        return tuple((region.num_chunks, self._num_kept(region)) for region in regions(shape, self.chunk))
+        return tuple(spec.shape for spec in _index_layout(self, shape))
 
     def band(self, shape: Shape) -> int:
         """Return the values of some rows of a matrix: of whole tiles, and as many as a core's cache holds."""
@@ -165,16 +162,21 @@ class TopK(SparsifierBase):
         return max(1, round(region.length * self.k / self.chunk))
 
 
+@functools.lru_cache(maxsize=4096)  # a model has few shapes, and each is asked for at every step of a round
+def _index_layout(method: TopK, shape: Shape) -> tuple[PartSpec, ...]:
+    places = [(region, method._num_kept(region)) for region in regions(shape, method.chunk)]
+    return tuple(PartSpec("index", torch.int16, (region.num_chunks, k), Rising(region.length)) for region, k in places)
+
+
 Chunks = tuple[Region, Tensor, Tensor]  # with indices and values (C, k)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Tiles(Decoded):
     """Kept values in the chunks of every region of a tensor, on the processor."""
 
     shape: Shape
     chunks: tuple[Chunks, ...]
-    adders: list[Callable[[int, NDArray[np.float32], float], None]] = field(default_factory=list)  # by region
 
     @property
     def _columns(self) -> int:
@@ -187,14 +189,17 @@ class _Tiles(Decoded):
 
     def add(self, start: int, total_n: Tensor, weight: float) -> None:
         row, band = start // self._columns if start else 0, total_n.numpy()
-        for adds in self._adders():
+        for adds in self._adders:
             adds(row, band, weight)
 
+    @functools.cached_property
     def _adders(self) -> list[Callable[[int, NDArray[np.float32], float], None]]:
-        """Return what adds each region, made once for all bands."""
-        if not self.adders:
-            self.adders.extend(add_at(region, self._columns, *chunks) for region, *chunks in self.chunks)
-        return self.adders
+        """What adds each region, made once for all bands."""
+        return [add_at(region, self._columns, *chunks) for region, *chunks in self.chunks]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(value_Ck.nbytes for _, _, value_Ck in self.chunks)  # the indices are the payload's
 
     def support(self) -> tuple[Tensor, Tensor]:
         places = [places_of(region, self._columns, index_Ck) for region, index_Ck, _ in self.chunks]
