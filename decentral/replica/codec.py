@@ -24,7 +24,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from torch import Tensor
 
 from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
-from decentral.compressors.base import add_flat, compress_flat, needs_matrices
+from decentral.compressors.base import Decoded, add_flat, compress_flat, needs_matrices
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State
 from decentral.errors import PayloadError
 from decentral.manifest import Manifest
@@ -131,11 +131,10 @@ class Codec:
                 (decoded,) = compressor.decompress([payload])
                 yield decoded.tensor().to(torch.float32)
 
-    def supports(self, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
+    def supports(self, payloads: Sequence[Payload], decoded: Sequence[Decoded]) -> list[tuple[Tensor, Tensor]] | None:
         """By payload the places (V,) in the whole change, and the values there, all others being zero; None where one
-        does not say it. Raises PayloadError.
+        does not say it. ``decoded``: what the payloads decompress to.
         """
-        decoded = self.compressor.decompress(payloads)
         found = [pair for one in decoded if (pair := one.support()) is not None]
         if len(found) < len(payloads):
             return None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Payload
+from decentral.compressors.base import Decoded
 from decentral.errors import PayloadError
 from decentral.optimizers.aggregation.base import SquareSum
 from decentral.optimizers.aggregation.gram import Sketching
@@ -57,10 +58,17 @@ class Measure:
         return cls._from_sums(squares, sketching)
 
     @classmethod
-    def of_payloads(cls, codec: Codec, payloads: Sequence[Payload]) -> Measure:
-        """Measure what a change's payloads hold. PayloadError when one does not decompress, or is NaN or Inf."""
+    def of_payloads(cls, codec: Codec, payloads: Sequence[Payload]) -> tuple[Measure, Sequence[Decoded]]:
+        """Measure what a change's payloads hold; return what they decompress to, too. PayloadError when one does not,
+        or is NaN or Inf.
+        """
+        decoded = codec.compressor.decompress(payloads)
+        return cls._of_decoded(codec, payloads, decoded), decoded
+
+    @classmethod
+    def _of_decoded(cls, codec: Codec, payloads: Sequence[Payload], decoded: Sequence[Decoded]) -> Measure:
         whole = numel([payload.shape for payload in payloads])
-        found = codec.supports(payloads)
+        found = codec.supports(payloads, decoded)
         if found is None:
             return cls.of(codec.pieces(payloads), whole)
         squares, sketching = SquareSum(), Sketching(whole)
