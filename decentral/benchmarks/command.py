@@ -201,7 +201,7 @@ def exchange_bench(
 @click.option("--rounds", type=AT_LEAST_ONE, default=5, show_default=True, help="Timed, after one that is not.")
 @as_json
 def stages_bench(peers: int, megabytes: int, compressor: str, rounds: int, as_json: bool) -> None:
-    """Where a gather's processor time goes, of one peer, for a model of one tensor and for a language model's tensors.
+    """Processor time of one peer's gather, stage by stage, for a model of one tensor and for a language model's.
 
     \b
     $ decentral bench stages --json

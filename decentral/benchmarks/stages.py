@@ -1,4 +1,4 @@
-"""Where a round's processor time goes: the stages of one peer in a gather, one after the other, without a network.
+"""Processor time of a round: the stages of one peer in a gather, one after the other, without a network.
 
 Each stage is what the peer itself calls, on the real data of its round: what it took of its model is what it encodes,
 checks from the others and steps by. One thread; only the time of the processor counts.
@@ -58,7 +58,7 @@ class Stopwatch:
         self._rounds: list[dict[str, float]] = []
 
     def begin_round(self) -> None:
-        """What is measured from now on is of another round."""
+        """Measure another round from now on."""
         self._rounds.append({})
 
     @contextmanager

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,7 +139,7 @@ class Sample:
         if self._place_S is None:
             return value
         place_S = self._place_S.numpy()  # of a band it takes numpy microseconds, and torch a hundred
-        first, last = np.searchsorted(place_S, (start, start + len(value)))
+        first, last = place_S.searchsorted((start, start + value.shape[0]))
         return torch.from_numpy(value.numpy()[place_S[first:last] - start])
 
     def nonzero(self, change: Tensor) -> Tensor:

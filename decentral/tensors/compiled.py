@@ -45,6 +45,8 @@ def float32_at(address, size):  # type: ignore[no-untyped-def]
 
 
 # ---- instructions that no loop becomes ----
+#
+# Of LLVM, for any processor that it knows.
 
 _BIT, _BYTE, _WORD = ir.IntType(1), ir.IntType(8), ir.IntType(32)
 _WORDS_64, _LINE = ir.VectorType(_WORD, 64), ir.VectorType(_WORD, 16)  # a line of memory is 64 bytes
@@ -53,7 +55,7 @@ _FEW = 4096  # floats that are as well in the cache
 
 @intrinsic
 def which_reach(_, bits, at, least):  # type: ignore[no-untyped-def]
-    """Of the 64 floats from ``at`` on, given as their ``bits`` (uint32), a bit for each whose magnitude, as bits too,
+    """A bit for each of the 64 floats from ``at`` on, given as their ``bits`` (uint32), whose magnitude, as bits too,
     is ``least`` or more; the lowest for the first. Nobody checks that there are 64.
     """
 
@@ -93,7 +95,7 @@ def prefetch(_, array, at):  # type: ignore[no-untyped-def]
 
 
 def _address(context: Any, builder: Any, signature: Any, given: Any) -> Any:  # Any: numba's, which has no types
-    """Of the element at the second argument of the array that is the first."""
+    """The address of an element: the first argument is the array, the second its place."""
     array = context.make_array(signature.args[0])(context, builder, given[0])
     return builder.gep(array.data, [given[1]])
 
