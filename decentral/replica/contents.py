@@ -51,7 +51,8 @@ __all__ = [
 # Gathered frames are checked, measured and added from the same parts.
 #
 # Kept for as long as the round is open, of each sender the newest frame of a round, and within so many bytes: a sparse
-# contribution to 31 million parameters takes 1.5 MB. What found no room is read again. What was measured stays longer.
+# contribution to 31 million parameters takes 1.5 MB, and 2 more decoded. What found no room is read again. What was
+# measured stays longer.
 
 CAPACITY = 1 << 26  # bytes, of the 256 MiB for frames: most of a round's, where sparse ones take a hundredth of it each
 _LONGER = 2  # times its payloads may be what is kept of what they decode to: top-k's with two bits is 1.3
@@ -68,7 +69,7 @@ class Unpacked:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity, self.nbytes, self.measures = capacity, 0, Measures()
         self._kept: dict[tuple[int, PeerId], tuple[bytes, Payloads]] = {}  # with the frame's hash
-        self._decoded: dict[tuple[int, PeerId], tuple[Sequence[Decoded], int]] = {}  # of those, with its bytes
+        self._decoded: dict[tuple[int, PeerId], tuple[bytes, Sequence[Decoded], int]] = {}  # of those, with its bytes
         self._lock = threading.Lock()
 
     def get(self, frame: Frame) -> Payloads | None:
@@ -101,12 +102,13 @@ class Unpacked:
             is_short = None not in sizes and nbytes <= _LONGER * nbytes_of(payloads)
             if hash_ == frame.hash and is_short and self.nbytes + nbytes <= self.capacity // 2:
                 self._drop_decoded(_key(frame))
-                self._decoded[_key(frame)] = decoded, nbytes
+                self._decoded[_key(frame)] = frame.hash, decoded, nbytes
                 self.nbytes += nbytes
 
     def decoded(self, frame: Frame) -> Sequence[Decoded]:
         """Return what a frame's change decodes to, while that is kept; () else."""
-        return self._decoded.get(_key(frame), ((), 0))[0] if self.get(frame) is not None else ()
+        hash_, decoded, _ = self._decoded.get(_key(frame), (b"", (), 0))
+        return decoded if hash_ == frame.hash else ()
 
     def forget_before(self, round_: int) -> None:
         """Drop what is of rounds before ``round_``."""
@@ -123,7 +125,7 @@ class Unpacked:
         self._drop_decoded(key)
 
     def _drop_decoded(self, key: tuple[int, PeerId]) -> None:
-        self.nbytes -= self._decoded.pop(key, ((), 0))[1]
+        self.nbytes -= self._decoded.pop(key, (b"", (), 0))[2]
 
 
 def nbytes_of(payloads: Payloads) -> int:
