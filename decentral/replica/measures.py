@@ -67,13 +67,14 @@ class Measure:
     @classmethod
     def _of_decoded(cls, codec: Codec, payloads: Sequence[Payload], decoded: Sequence[Decoded]) -> Measure:
         whole = numel([payload.shape for payload in payloads])
-        found = codec.supports(payloads, decoded)
-        if found is None:
-            return cls.of(codec.pieces(payloads), whole)
-        squares, sketching = SquareSum(), Sketching(whole)
-        for place_V, value_V in found:
+        squares, sketching, values = SquareSum(), Sketching(whole), list[Tensor]()
+        for found in codec.supports(payloads, decoded):  # one at a time: places are longer than what was sent
+            if found is None:
+                return cls.of(codec.pieces(payloads), whole)
+            place_V, value_V = found
             sketching.add_at(place_V.numpy(), value_V.numpy())
-        for value_RL in rows_of(value_V for _, value_V in found):
+            values.append(value_V)
+        for value_RL in rows_of(values):
             squares.add(value_RL)
         return cls._from_sums(squares, sketching)
 
