@@ -336,7 +336,7 @@ def accumulate(compressor: Compressor, total: Tensor, payload: Payload, weight: 
 # go to several threads; a device takes microseconds to be told of any operation, so it is told of all tensors at once.
 
 _LEAST = 1 << 17  # values that are a job for a thread
-_LUMP = 1 << 21  # values of tensors that are handled together
+_LUMP = 1 << 22  # values of tensors that are handled together: 83 of 31 million in 52 ms, 57 by halves
 
 
 def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tuple[Payload, ...]:
