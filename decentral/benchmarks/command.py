@@ -194,6 +194,36 @@ def exchange_bench(
     )
 
 
+@bench_command.command("stages")
+@click.option("--peers", type=click.IntRange(2, 16), default=4, show_default=True, help="Whose frames come in a round.")
+@click.option("--megabytes", type=click.IntRange(min=16), default=120, show_default=True, help="Float32 of one peer.")
+@click.option("--compressor", default="topk(k=64, chunk=4096) >> signmag2", show_default=True, help="As in a manifest.")
+@click.option("--rounds", type=AT_LEAST_ONE, default=5, show_default=True, help="Timed, after one that is not.")
+@as_json
+def stages_bench(peers: int, megabytes: int, compressor: str, rounds: int, as_json: bool) -> None:
+    """Processor time of one peer's gather, stage by stage, for a model of one tensor and for a language model's.
+
+    \b
+    $ decentral bench stages --json
+    """
+    import torch
+
+    from decentral.benchmarks.exchange import Case
+    from decentral.benchmarks.stages import measure
+
+    torch.set_num_threads(1)
+    rates = (1.0,) * peers  # there is no network
+    case = Case(kind="gather", rows=megabytes * 256, ups=rates, downs=rates, compressor=compressor, rounds=rounds)
+    with _count_turns(2 * (rounds + 1)) as on_done:
+        found = measure(case, on_done)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    click.echo(f"{'ms of processor':<16}{'one tensor':>12}{found[-1]['tensors']:>8} tensors")
+    for row in found:
+        click.echo(f"{row['stage']:<16}{row['one_ms']:12.1f}{row['many_ms']:16.1f}  {row['what']}")
+
+
 @bench_command.command("transport")
 @click.option("--megabytes", type=AT_LEAST_ONE, default=64, show_default=True, help="Of one stream, 2^20 bytes each.")
 @click.option("--repeats", type=AT_LEAST_ONE, default=5, show_default=True, help="Streams; the median counts.")

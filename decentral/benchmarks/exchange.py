@@ -30,6 +30,7 @@ class Case:
 
     kind: str  # gather, reduce, pair
     rows: int  # of 1,024 values
+    many: bool = False  # tensors: those of a language model, and not one
     ups: tuple[float, ...]
     downs: tuple[float, ...]
     compressor: str = "none"
@@ -238,6 +239,7 @@ def _seat(
         number=number,
         manifest=manifest.to_toml(),
         rows=case.rows,
+        many=case.many,
         listen=(listen(number) if listen is not None else "/ip4/127.0.0.1/tcp/0",),
         bootstrap=tuple(bootstrap),
         up=case.ups[number] if case.capped else None,

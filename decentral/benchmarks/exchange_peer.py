@@ -9,6 +9,7 @@ signatures, digests. Only its training is left out, and its disk.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ class ExchangeSeat:
     number: int
     manifest: str
     rows: int  # of 1,024 values
+    many: bool = False  # tensors: those of a language model, and not one
     listen: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",)
     bootstrap: Sequence[str] = ()
     up: float | None = None  # caps, bytes/s
@@ -61,9 +63,7 @@ class ExchangeContestant:
         self.identity = Identity.load_or_create(Path(seat.folder) / f"{seat.number}.key")
         made = make_transport(seat.transport, self.identity, tuple(seat.listen))
         self.transport = throttle(made, Caps(up=seat.up, down=seat.down), None)
-        module = torch.nn.Module()
-        module.weight = torch.nn.Parameter(torch.zeros(seat.rows, 1024))
-        self._model = LiveModel(module, 1, None)
+        self._model = LiveModel(model_of(seat.rows, many=seat.many), 1, None)
         self.node = self._node(manifest)
         self._schedule, self._held, self._digest = make_schedule(manifest, b""), 0.0, ""
         self._sent_before = 0  # bytes, when the last stand-in for training began
@@ -201,6 +201,26 @@ class ExchangeContestant:
             "contributors": len(commit.record.contributors or commit.record.frames),
             "ballot": commit.certificate.ballot,
         }
+
+
+_WIDTH, _INNER = 512, 1408  # of a language model's blocks
+_BLOCK = ((_WIDTH, _WIDTH),) * 4 + ((_INNER, _WIDTH),) * 2 + ((_WIDTH, _INNER), (_WIDTH,), (_WIDTH,))
+_EACH = 3_300_000  # values for one block, with its share of the embedding
+
+
+def model_of(rows: int, *, many: bool) -> torch.nn.Module:
+    """Return a model of so many rows of 1,024 values: one tensor, or ``many``, those of a language model, as with 30
+    MiB of values 83: nine blocks of attention, gated MLP and two norms, an embedding, the last norm.
+    """
+    shapes: list[tuple[int, ...]] = [(rows, 1024)]
+    if many:
+        blocks = _BLOCK * (rows * 1024 // _EACH)
+        left = rows * 1024 - sum(map(math.prod, blocks)) - _WIDTH
+        shapes = [(left // _WIDTH, _WIDTH), *blocks, (_WIDTH,)]
+    module = torch.nn.Module()
+    for number, shape in enumerate(shapes):
+        module.register_parameter(f"p{number:03}", torch.nn.Parameter(torch.zeros(shape, dtype=torch.float32)))
+    return module
 
 
 def processor_seconds() -> float:

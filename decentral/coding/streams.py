@@ -94,9 +94,13 @@ class Symbols:
 
     def from_symbols(self, symbols: Bytes, side: Bytes, array: Array) -> None:
         """The symbols themselves, once they are known to be small enough."""
+        self.check(symbols)
+        array.reshape(-1)[:] = symbols
+
+    def check(self, symbols: Bytes) -> None:
+        """Raise PayloadError where one has more bits."""
         if self.bits < 8 and symbols.size and int(symbols.max()) >> self.bits:
             raise PayloadError(f"a code does not fit {self.bits} bits; drop the message and its sender")
-        array.reshape(-1)[:] = symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,10 +298,21 @@ def _from_coded(forms: Sequence[Form], body: Bytes) -> list[Array]:
 
 
 def _from_symbols(forms: Sequence[Form], symbols: Bytes, side: Bytes) -> list[Array]:
-    arrays, at, place = [], 0, 0
-    for form in forms:
-        own = symbols[at : at + _numel(form)]
-        at += own.size
+    kind, cut = forms[0].kind, zip(forms, _cut(forms, symbols), strict=True)
+    if isinstance(kind, Symbols) and all(form.kind == kind for form in forms):  # they are what was sent
+        kind.check(symbols)
+        arrays, place = [own.reshape(form.shape) for form, own in cut], 0
+    else:
+        arrays, place = _with_side(cut, side)
+    if place != side.size:
+        raise _refusal(f"{side.size - place} bytes are left over")
+    return arrays
+
+
+def _with_side(cut: Iterable[tuple[Form, Bytes]], side: Bytes) -> tuple[list[Array], int]:
+    """The arrays of these forms and symbols, and how many side bytes they took."""
+    arrays, place = list[Array](), 0
+    for form, own in cut:
         nbytes = form.kind.side_nbytes(own, form.dtype.itemsize)
         if place + nbytes > side.size:
             raise _refusal("its side bytes end too early")
@@ -305,9 +320,14 @@ def _from_symbols(forms: Sequence[Form], symbols: Bytes, side: Bytes) -> list[Ar
         form.kind.from_symbols(own, side[place : place + nbytes], array)
         arrays.append(array)
         place += nbytes
-    if place != side.size:
-        raise _refusal(f"{side.size - place} bytes are left over")
-    return arrays
+    return arrays, place
+
+
+def _cut(forms: Sequence[Form], symbols: Bytes) -> Iterator[Bytes]:
+    at = 0
+    for form in forms:
+        yield symbols[at : at + _numel(form)]
+        at += _numel(form)
 
 
 def _from_raw(forms: Sequence[Form], body: Bytes) -> list[Array]:

@@ -106,6 +106,11 @@ class Decoded:
 
     __slots__ = ()
 
+    @property
+    def nbytes(self) -> int | None:
+        """The memory that it holds beside its payload; None: there is no gain in keeping it, or nobody knows."""
+        return None
+
     def tensor(self) -> Tensor:
         """Return the finite float32 tensor, new. PayloadError when a part breaks a rule."""
         raise NotImplementedError
@@ -310,6 +315,11 @@ class Scattered(Decoded):
         """Return what it is made of."""
         return self.place_S, self.value_S
 
+    @property
+    def nbytes(self) -> int:
+        """That of what it is made of."""
+        return self.place_S.nbytes + self.value_S.nbytes
+
 
 def accumulate(compressor: Compressor, total: Tensor, payload: Payload, weight: float = 1.0) -> None:
     """Do ``total += weight * compressor.decompress_one(payload)`` in place; ``total`` is of the payload's shape."""
@@ -326,7 +336,7 @@ def accumulate(compressor: Compressor, total: Tensor, payload: Payload, weight: 
 # go to several threads; a device takes microseconds to be told of any operation, so it is told of all tensors at once.
 
 _LEAST = 1 << 17  # values that are a job for a thread
-_LUMP = 1 << 21  # values of tensors that are handled together
+_LUMP = 1 << 22  # values of tensors that are handled together: 83 of 31 million in 52 ms, 57 by halves
 
 
 def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tuple[Payload, ...]:
@@ -408,9 +418,11 @@ def check_parts(method: object, payload: Payload, layout: tuple[PartSpec, ...]) 
 
 def check_shapes(method: object, payload: Payload, layout: tuple[PartSpec, ...]) -> None:
     """Raise PayloadError unless the parts have exactly the dtypes and shapes of the layout, on one device."""
-    found = [(part.dtype, tuple(part.shape)) for part in payload.parts]
-    wanted = [(spec.dtype, spec.shape) for spec in layout]
-    if found != wanted:
+    pairs = zip(payload.parts, layout, strict=False)
+    fits = all(part.dtype == spec.dtype and part.shape == spec.shape for part, spec in pairs)
+    if not fits or len(payload.parts) != len(layout):
+        found = [(part.dtype, tuple(part.shape)) for part in payload.parts]
+        wanted = [(spec.dtype, spec.shape) for spec in layout]
         raise PayloadError(f"{method} for shape {payload.shape}: parts {wanted} are wanted, got {found}; drop them")
     if len({part.device for part in payload.parts}) > 1:
         raise PayloadError(f"{method} for shape {payload.shape}: parts lie on several devices; move them to one")

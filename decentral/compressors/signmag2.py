@@ -17,7 +17,7 @@ top-k output only two of its four bins are populated. The split is Lloyd's ("Lea
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -98,19 +98,34 @@ class SignMag2(Method):
         for columns, here in _by_columns(shapes).items():
             counts = [shapes[i][0] for i in here]
             code_N, peak_M, large_R, step_R = (torch.cat([payloads[i].parts[n] for i in here]) for n in range(4))
-            self._check(code_N, peak_M, large_R, step_R)
-            peak_R = peak_M.repeat_interleave(_counts_on(tuple(counts), peak_M.device), output_size=sum(counts))
-            size_R2 = _level_sizes(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
-            value_RC = decode_rows(code_N.view(sum(counts), columns), size_R2)
+            value_RC = self._decode_rows(code_N.view(sum(counts), columns), peak_M, large_R, step_R, tuple(counts))
             for i, rows in zip(here, value_RC.split_with_sizes(counts), strict=True):
                 decoded[i] = Dense(rows.reshape(payloads[i].shape))
         return [decoded[i] for i in range(len(payloads))]
 
-    def _check(self, code_N: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor) -> None:
-        """Raise PayloadError unless the parts, which have their shapes, keep their rules."""
-        require(code_N.amax() < 4 if code_N.numel() else True, self, "codes must be below 4")
-        require((step_R <= large_R).all(), self, "a small level lies below zero")
-        require((peak_M < _NUM_PEAKS).all(), self, "a peak is beyond float32")
+    def _decode_rows(
+        self, code_RC: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor, counts: tuple[int, ...]
+    ) -> Tensor:
+        """Return the float32 (R, C) of matrices that lie one behind the other, of so many rows each. PayloadError
+        unless the parts, which have their shapes, keep their rules.
+        """
+        if code_RC.device.type == "cpu":
+            value_RC, broken = decode_rows(code_RC, peak_M, large_R, step_R, counts)
+            require(not broken, self, _RULES[broken])
+            return value_RC
+        for holds, rule in zip(_hold(code_RC, peak_M, large_R, step_R), _RULES[1:], strict=True):
+            require(holds, self, rule)
+        return decode_rows_anywhere(code_RC, peak_M, large_R, step_R, counts)
+
+
+_RULES = ("", "codes must be below 4", "a small level lies below zero", "a peak is beyond float32")
+
+
+def _hold(code_RC: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor) -> Iterator[Tensor]:
+    """Yield whether each rule holds."""
+    yield (code_RC < 4).all()
+    yield (step_R <= large_R).all()
+    yield (peak_M < _NUM_PEAKS).all()
 
 
 @functools.lru_cache(maxsize=4096)  # asked for at every step of a round
@@ -222,14 +237,26 @@ def code_rows(value_RC: Tensor, halfway_R: Tensor) -> Tensor:
     return torch.from_numpy(code_RC)
 
 
-def decode_rows(code_RC: Tensor, size_R2: Tensor) -> Tensor:
-    """Return float32 (R, C): the small or the large size of the row, with its sign; codes are below 4."""
-    if code_RC.device.type != "cpu":
-        size_RC = torch.where((code_RC & 1).bool(), size_R2[:, 1:], size_R2[:, :1])
-        return torch.where((code_RC & 2).bool(), -size_RC, size_RC)
-    value_RC = np.empty(tuple(code_RC.shape), dtype=np.float32)
-    _decode_rows(code_RC.numpy(), size_R2.numpy(), value_RC)
-    return torch.from_numpy(value_RC)
+def decode_rows(
+    code_RC: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor, counts: tuple[int, ...]
+) -> tuple[Tensor, int]:
+    """Return float32 (R, C): the small or the large size of the row, with its sign; and the rule that is broken, 0:
+    none. On the processor.
+    """
+    value_RC, table = np.empty(tuple(code_RC.shape), dtype=np.float32), _size_table(code_RC.device).numpy()
+    parts = (part.numpy() for part in (code_RC, peak_M, large_R, step_R, _counts_on(counts, code_RC.device)))
+    broken = int(_decode_rows(*parts, table, value_RC))
+    return torch.from_numpy(value_RC), broken
+
+
+def decode_rows_anywhere(
+    code_RC: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor, counts: tuple[int, ...]
+) -> Tensor:
+    """Return the same of parts that keep the rules."""
+    peak_R = peak_M.repeat_interleave(_counts_on(counts, peak_M.device), output_size=len(code_RC))
+    size_R2 = _level_sizes(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
+    size_RC = torch.where((code_RC & 1).bool(), size_R2[:, 1:], size_R2[:, :1])
+    return torch.where((code_RC & 2).bool(), -size_RC, size_RC)
 
 
 def best_means_anywhere(value_RC: Tensor) -> Tensor:
@@ -310,9 +337,18 @@ def _code_rows(values, halfway, codes):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _decode_rows(codes, sizes, values):  # type: ignore[no-untyped-def]
-    level = np.empty(4, dtype=np.float32)
-    for r in range(codes.shape[0]):
-        level[0], level[1], level[2], level[3] = sizes[r, 0], sizes[r, 1], -sizes[r, 0], -sizes[r, 1]
-        for c in range(codes.shape[1]):
-            values[r, c] = level[codes[r, c] & np.uint8(3)]
+def _decode_rows(codes, peaks, large, steps, counts, table, values):  # type: ignore[no-untyped-def]
+    level, seen, r = np.empty(4, dtype=np.float32), np.uint8(0), 0
+    for m in range(peaks.size):
+        if peaks[m] >= table.shape[0]:
+            return 3
+        for _ in range(counts[m]):
+            if steps[r] > large[r]:
+                return 2
+            small, big = table[peaks[m], large[r] - steps[r]], table[peaks[m], large[r]]
+            level[0], level[1], level[2], level[3] = small, big, -small, -big
+            for c in range(codes.shape[1]):
+                seen |= codes[r, c]
+                values[r, c] = level[codes[r, c] & np.uint8(3)]
+            r += 1
+    return 1 if seen > 3 else 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,7 @@ __all__ = [
     "Part",
     "Seen",
     "Span",
+    "Stepped",
     "add_except",
     "contribution_weights",
     "in_order",
@@ -292,15 +294,28 @@ class Bands:
     look: Callable[[int, Tensor], Tensor]  # what to note of the sum of a band, which begins there
 
 
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """An anchor that was made band by band, all of it finite, and what was seen on the way."""
+
+    anchor_N: weakref.ref[Tensor]  # its memory is wanted again as soon as nobody else holds it
+    version: int  # how often torch had written to it
+    noted: Tensor  # of all bands what ``look`` noted
+
+    def is_it(self, one: Tensor) -> bool:
+        """Tell whether a tensor is this one, and unchanged."""
+        return one is self.anchor_N() and one._version == self.version
+
+
 class LazyMean(Lazy):
     """The mean of what came (N,), flat float32 on the processor."""
 
     error: Exception | None  # of the contributions, and none of the method's, which may have been given it
-    noted: Tensor | None  # of all bands what ``look`` noted; None: no step was made of them
+    stepped: Stepped | None  # the last step that was made of them; None: none was
 
     def __init__(self, make: Callable[[], Tensor], bands: Bands) -> None:
         super().__init__(lambda: self._noting_errors(make))
-        self._bands, self.error, self.noted = bands, None, None
+        self._bands, self.error, self.stepped = bands, None, None
 
     def step_from(self, anchor_N: Tensor, rate: float) -> Tensor | None:
         """Return ``anchor - mean * rate``, the only new vector as long as the fragment; None: go by the values, as
@@ -315,7 +330,8 @@ class LazyMean(Lazy):
 
         made_N = self._noting_errors(lambda: step_by_bands(anchor_N, bands.sizes, bands.adders, rate, look))
         if made_N is not None:
-            self.noted = torch.cat([notes[start] for start in sorted(notes)])
+            noted = torch.cat([notes[start] for start in sorted(notes)])
+            self.stepped = Stepped(weakref.ref(made_N), made_N._version, noted)
         return made_N
 
     def _noting_errors(self, make: Callable[[], A]) -> A:

@@ -247,12 +247,12 @@ class GatherReader:
         """
         if self.senders.names or not all(self.contents.unpacked.get(frame) for frame in frames):
             return None
-        changes = [self.contents.channel(frame, 0) for frame in frames]
         adders = [
-            (frame.header.sender, partial(self.contents.band_adders, change, scale), weight)
-            for frame, change, scale, weight in zip(frames, changes, scales, weights, strict=True)
+            (frame.header.sender, partial(self.contents.band_adders, frame, scale), weight)
+            for frame, scale, weight in zip(frames, scales, weights, strict=True)
         ]
-        sizes = [(math.prod(one.shape), self.contents.codec.compressor.band(one.shape)) for one in changes[0]]
+        first = self.contents.channel(frames[0], 0)
+        sizes = [(math.prod(one.shape), self.contents.codec.compressor.band(one.shape)) for one in first]
         return Bands(sizes, adders, lambda start, total_n: sample.of_part(total_n, start) != 0)
 
     def scales(
@@ -422,8 +422,15 @@ def _step(replica: Replica, opened: OpenedRecord, info: RoundInfo, weights: Sequ
     anchor_N, state, sample = replica.anchors[f], replica.states[f], replica.samples[f]
     received = _combine_channels(replica, opened, weights)
     change = received.get(CHANGE.name)
+
+    def is_known(made_N: Tensor) -> bool:
+        stepped = change.stepped if isinstance(change, LazyMean) else None
+        return stepped is not None and stepped.is_it(made_N)
+
     try:
-        after_N, after = make_step(lambda: replica.method.outer_step(anchor_N, received, state, info), anchor_N, state)
+        after_N, after = make_step(
+            lambda: replica.method.outer_step(anchor_N, received, state, info), anchor_N, state, is_known
+        )
     except Unusable:
         _check_mean(change)  # the method may have been given its error as it read it
         raise
@@ -490,6 +497,6 @@ def _merge(replica: Replica, record: Record, frames: Mapping[bytes, Frame]) -> O
 
 def nonzero_in_sample(change: Tensor, sample: Sample) -> Tensor:
     """Return where in the sample something came of the change, bool (S,)."""
-    if isinstance(change, LazyMean) and change.noted is not None:
-        return change.noted
+    if isinstance(change, LazyMean) and change.stepped is not None:
+        return change.stepped.noted
     return sample.nonzero(values_of(change))

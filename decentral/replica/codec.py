@@ -24,7 +24,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from torch import Tensor
 
 from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
-from decentral.compressors.base import add_flat, compress_flat, needs_matrices
+from decentral.compressors.base import Decoded, add_flat, compress_flat, needs_matrices
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State
 from decentral.errors import PayloadError
 from decentral.manifest import Manifest
@@ -131,19 +131,20 @@ class Codec:
                 (decoded,) = compressor.decompress([payload])
                 yield decoded.tensor().to(torch.float32)
 
-    def supports(self, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
-        """By payload the places (V,) in the whole change, and the values there, all others being zero; None where one
-        does not say it. Raises PayloadError.
+    def supports(
+        self, payloads: Sequence[Payload], decoded: Sequence[Decoded]
+    ) -> Iterator[tuple[Tensor, Tensor] | None]:
+        """Yield by payload the places (V,) in the whole change, and the values there, all others being zero; None where
+        one does not say it. ``decoded``: what the payloads decompress to.
         """
-        decoded = self.compressor.decompress(payloads)
-        found = [pair for one in decoded if (pair := one.support()) is not None]
-        if len(found) < len(payloads):
-            return None
         starts = accumulated((math.prod(payload.shape) for payload in payloads), initial=0)
-        return [
-            (place_V + start if start else place_V, value_V.to(torch.float32).contiguous())
-            for (place_V, value_V), start in zip(found, starts, strict=False)
-        ]
+        for one, start in zip(decoded, starts, strict=False):
+            found = one.support()
+            if found is None:
+                yield None
+            else:
+                place_V, value_V = found
+                yield (place_V + start if start else place_V), value_V.to(torch.float32).contiguous()
 
     def decompress(self, payloads: Sequence[Payload], channels: int = 1) -> Tensor:
         """The flat float32 tensor that every receiver of these applies. Raises PayloadError."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decentral.compressors import Payload
-from decentral.compressors.base import AddBand
+from decentral.compressors.base import AddBand, Decoded
 from decentral.compressors.feedback import State
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.parameters import BufferSpec, Schema, first_non_finite
@@ -51,20 +51,25 @@ __all__ = [
 # Gathered frames are checked, measured and added from the same parts.
 #
 # Kept for as long as the round is open, of each sender the newest frame of a round, and within so many bytes: a sparse
-# contribution to 31 million parameters takes 1.5 MB. What found no room is read again. What was measured stays longer.
+# contribution to 31 million parameters takes 1.5 MB, and 2 more decoded. What found no room is read again. What was
+# measured stays longer.
 
 CAPACITY = 1 << 26  # bytes, of the 256 MiB for frames: most of a round's, where sparse ones take a hundredth of it each
+_LONGER = 2  # times its payloads may be what is kept of what they decode to: top-k's with two bits is 1.3
 GATHERED = (FrameKind.CONTRIBUTION, FrameKind.MERGE)  # what every peer adds up itself
 
 Payloads = Sequence[Payload]
 
 
 class Unpacked:
-    """Payloads by round and sender. Called from the threads that decode."""
+    """Payloads by round and sender, and what they decode to where that is as short. Called from the threads that
+    decode.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity, self.nbytes, self.measures = capacity, 0, Measures()
         self._kept: dict[tuple[int, PeerId], tuple[bytes, Payloads]] = {}  # with the frame's hash
+        self._decoded: dict[tuple[int, PeerId], tuple[bytes, Sequence[Decoded], int]] = {}  # of those, with its bytes
         self._lock = threading.Lock()
 
     def get(self, frame: Frame) -> Payloads | None:
@@ -86,6 +91,25 @@ class Unpacked:
             self.nbytes += nbytes_of(payloads)
             return True
 
+    def keep_decoded(self, frame: Frame, decoded: Sequence[Decoded]) -> None:
+        """Keep what a frame's change decodes to, if its payloads are kept and it is not much longer than they are: the
+        outer step need not decode it again. It takes half of the room at most, for payloads go before it.
+        """
+        sizes = [one.nbytes for one in decoded]
+        nbytes = sum(size or 0 for size in sizes)
+        with self._lock:
+            hash_, payloads = self._kept.get(_key(frame), (b"", ()))
+            is_short = None not in sizes and nbytes <= _LONGER * nbytes_of(payloads)
+            if hash_ == frame.hash and is_short and self.nbytes + nbytes <= self.capacity // 2:
+                self._drop_decoded(_key(frame))
+                self._decoded[_key(frame)] = frame.hash, decoded, nbytes
+                self.nbytes += nbytes
+
+    def decoded(self, frame: Frame) -> Sequence[Decoded]:
+        """Return what a frame's change decodes to, while that is kept; () else."""
+        hash_, decoded, _ = self._decoded.get(_key(frame), (b"", (), 0))
+        return decoded if hash_ == frame.hash else ()
+
     def forget_before(self, round_: int) -> None:
         """Drop what is of rounds before ``round_``."""
         with self._lock:
@@ -98,6 +122,10 @@ class Unpacked:
     def _drop(self, key: tuple[int, PeerId]) -> None:
         _, payloads = self._kept.pop(key, (b"", ()))
         self.nbytes -= nbytes_of(payloads)
+        self._drop_decoded(key)
+
+    def _drop_decoded(self, key: tuple[int, PeerId]) -> None:
+        self.nbytes -= self._decoded.pop(key, (b"", (), 0))[2]
 
 
 def nbytes_of(payloads: Payloads) -> int:
@@ -364,17 +392,19 @@ class FrameContents:
         known = self.unpacked.measures.get(frame.hash)
         if known is not None:
             return known
-        return self.unpacked.measures.add(frame.hash, Measure.of_payloads(self.codec, self.channel(frame, 0)))
+        made, decoded = Measure.of_payloads(self.codec, self.channel(frame, 0))
+        self.unpacked.keep_decoded(frame, decoded)
+        return self.unpacked.measures.add(frame.hash, made)
 
     def add(self, frame: Frame, channel: int, scale: float, total_N: Tensor, weight: float) -> None:
         """``total += weight * scale * what the channel holds``, in place."""
         self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), _scale_weight(scale, weight))
 
-    def band_adders(self, payloads: Payloads, scale: float, these: slice) -> list[AddBand]:
-        """Return functions that add some tensors of a contribution's change, of those that ``payloads`` holds, in
-        bands.
-        """
-        return [_scale_add(decoded.add, scale) for decoded in self.codec.compressor.decompress(payloads[these])]
+    def band_adders(self, frame: Frame, scale: float, these: slice) -> list[AddBand]:
+        """Return functions that add some tensors of a contribution's change in bands."""
+        known = self.unpacked.decoded(frame)[these]
+        decoded = known or self.codec.compressor.decompress(self.channel(frame, 0)[these])
+        return [_scale_add(one.add, scale) for one in decoded]
 
     def _shapes(self, frame: Frame) -> FixedShapes:
         return self.codec.cut(self.schema.fragments[frame.header.fragment])

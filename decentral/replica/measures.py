@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Payload
+from decentral.compressors.base import Decoded
 from decentral.errors import PayloadError
 from decentral.optimizers.aggregation.base import SquareSum
 from decentral.optimizers.aggregation.gram import Sketching
@@ -56,16 +57,24 @@ class Measure:
         return cls._from_sums(squares, sketching)
 
     @classmethod
-    def of_payloads(cls, codec: Codec, payloads: Sequence[Payload]) -> Measure:
-        """Measure what a change's payloads hold. PayloadError when one does not decompress, or is NaN or Inf."""
+    def of_payloads(cls, codec: Codec, payloads: Sequence[Payload]) -> tuple[Measure, Sequence[Decoded]]:
+        """Measure what a change's payloads hold; return what they decompress to, too. PayloadError when one does not,
+        or is NaN or Inf.
+        """
+        decoded = codec.compressor.decompress(payloads)
+        return cls._of_decoded(codec, payloads, decoded), decoded
+
+    @classmethod
+    def _of_decoded(cls, codec: Codec, payloads: Sequence[Payload], decoded: Sequence[Decoded]) -> Measure:
         whole = numel([payload.shape for payload in payloads])
-        found = codec.supports(payloads)
-        if found is None:
-            return cls.of(codec.pieces(payloads), whole)
-        squares, sketching = SquareSum(), Sketching(whole)
-        for place_V, value_V in found:
+        squares, sketching, values = SquareSum(), Sketching(whole), list[Tensor]()
+        for found in codec.supports(payloads, decoded):  # one at a time: places are longer than what was sent
+            if found is None:
+                return cls.of(codec.pieces(payloads), whole)
+            place_V, value_V = found
             sketching.add_at(place_V.numpy(), value_V.numpy())
-        for value_RL in rows_of(value_V for _, value_V in found):
+            values.append(value_V)
+        for value_RL in rows_of(values):
             squares.add(value_RL)
         return cls._from_sums(squares, sketching)
 
@@ -130,9 +139,9 @@ class Sample:
         """
         if self._place_S is None:
             return value
-        ends = torch.tensor([start, start + len(value)], dtype=torch.int64, device="cpu")
-        first, last = torch.searchsorted(self._place_S, ends).tolist()
-        return value[self._place_S[first:last] - start]
+        place_S = self._place_S.numpy()  # of a band it takes numpy microseconds, and torch a hundred
+        first, last = place_S.searchsorted((start, start + value.shape[0]))
+        return torch.from_numpy(value.numpy()[place_S[first:last] - start])
 
     def nonzero(self, change: Tensor) -> Tensor:
         """Return where something was sent, bool (S,), of a change (N,) in which only what nobody sent is zero; or of

@@ -73,13 +73,16 @@ def make_weights(make: Callable[[], Sequence[float]], count: int) -> tuple[list[
 
 
 def make_step(
-    make: Callable[[], tuple[Tensor, Mapping[str, Tensor]]], before_N: Tensor, state: Mapping[str, Tensor]
+    make: Callable[[], tuple[Tensor, Mapping[str, Tensor]]],
+    before_N: Tensor,
+    state: Mapping[str, Tensor],
+    is_known: Callable[[Tensor], bool] = lambda made: False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the next anchor and state. Unusable unless they have the names, shapes and dtypes of those before, and are
-    finite.
+    finite, which of some ``is_known``.
     """
     made, why = call("outer_step", make)
-    why = why or _wrong_with(made, before_N, state)
+    why = why or _wrong_with(made, before_N, state, is_known)
     if made is None or why:
         raise Unusable(why)
     return values_of(made[0]), {name: values_of(tensor) for name, tensor in made[1].items()}
@@ -129,20 +132,21 @@ def _as_float32(given: Sequence[float] | None) -> list[float]:
     return found
 
 
-def _wrong_with(made: object, before_N: Tensor, state: Mapping[str, Tensor]) -> str:
+def _wrong_with(made: object, before_N: Tensor, state: Mapping[str, Tensor], is_known: Callable[[Tensor], bool]) -> str:
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
         return "outer_step gave no pair of anchor and state"
     if set(made[1]) != set(state):
         return f"outer_step gave the state {sorted(map(str, made[1]))}, want {sorted(state)}"
     pairs = [("the anchor", made[0], before_N), *((name, made[1][name], old) for name, old in state.items())]
-    return next((why for name, new, old in pairs if (why := _wrong_with_one(name, new, old))), "")
+    return next((why for name, new, old in pairs if (why := _wrong_with_one(name, new, old, is_known))), "")
 
 
-def _wrong_with_one(name: str, new: object, old: Tensor) -> str:
+def _wrong_with_one(name: str, new: object, old: Tensor, is_known: Callable[[Tensor], bool]) -> str:
     if not isinstance(new, Tensor) or (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
         what = f"{new.dtype} {tuple(new.shape)} on {new.device}" if isinstance(new, Tensor) else type(new).__name__
         return f"outer_step gave {what} for {name}, want {old.dtype} {tuple(old.shape)} on {old.device}"
-    return f"outer_step gave NaN or Inf for {name}" if torch.is_floating_point(new) and not is_finite(new) else ""
+    is_fine = is_known(new) or not torch.is_floating_point(new) or is_finite(new)
+    return "" if is_fine else f"outer_step gave NaN or Inf for {name}"
 
 
 # ---- what an aggregation rule returned ----

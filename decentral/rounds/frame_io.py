@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import anyio
 from torch import Tensor
 
+from decentral.compressors.base import Decoded
 from decentral.consensus.chain import Head
 from decentral.dissemination import broadcast
 from decentral.dissemination.broadcast import ChunkedBroadcast, OnFailed
@@ -125,25 +126,28 @@ class Inbox:
     def _unpack(self, frame: Frame, body: memoryview, keep: bool) -> None:
         """Read a gathered frame once: what is checked and measured is what the outer step adds."""
         known = None if self.readings is None else self.readings.get(frame.hash)
-        payloads, measure = self._read(frame.header, body) if known is None else known
+        payloads, measure, decoded = self._read(frame.header, body) if known is None else (*known, ())
         if self.readings is not None and known is None:
             self.readings.add(frame.hash, payloads, measure)
         if measure is not None:
             self.unpacked.measures.add(frame.hash, measure)
         if keep:
             self.unpacked.add(frame, payloads)
+            self.unpacked.keep_decoded(frame, decoded)
 
-    def _read(self, header: Header, body: memoryview) -> tuple[Payloads, Measure | None]:
-        """Read what a body holds, checked, and the measure of a contribution. Raises PayloadError."""
+    def _read(self, header: Header, body: memoryview) -> tuple[Payloads, Measure | None, Sequence[Decoded]]:
+        """Read what a body holds, checked, and of a contribution its measure and what the change decodes to. Raises
+        PayloadError.
+        """
         codec, shapes = self.codec_of(header), self._shapes_of_one(header)
         payloads = codec.unpack(body, shapes * header.channels, header.channels)
         if header.kind != FrameKind.CONTRIBUTION:
             codec.check(payloads)
-            return payloads, None
+            return payloads, None, ()
         change, states = payloads[: len(shapes)], payloads[len(shapes) :]
-        measure = Measure.of_payloads(codec, change)
+        measure, decoded = Measure.of_payloads(codec, change)
         codec.of(1).check(states)
-        return payloads, measure
+        return payloads, measure, decoded
 
     def shapes_of(self, header: Header) -> Shapes:
         """Return the shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+import numpy as np
+from llvmlite import ir
 from numba.extending import intrinsic
 
-__all__ = ["compiled", "float32_at"]
+__all__ = ["compiled", "first_bit", "float32_at", "prefetch", "stream", "wait_for_stores", "which_reach"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,3 +42,104 @@ def _pointer(_, address):  # type: ignore[no-untyped-def]
 def float32_at(address, size):  # type: ignore[no-untyped-def]
     """So many float32 that lie at an address (uintp), as an array, for compiled loops. Nobody checks that they do."""
     return numba.carray(_pointer(address), size)
+
+
+# ---- instructions that no loop becomes ----
+#
+# Of LLVM, for any processor that it knows.
+
+_BIT, _BYTE, _WORD = ir.IntType(1), ir.IntType(8), ir.IntType(32)
+_WORDS_64, _LINE = ir.VectorType(_WORD, 64), ir.VectorType(_WORD, 16)  # a line of memory is 64 bytes
+_FEW = 4096  # floats that are as well in the cache
+
+
+@intrinsic
+def which_reach(_, bits, at, least):  # type: ignore[no-untyped-def]
+    """A bit for each of the 64 floats from ``at`` on, given as their ``bits`` (uint32), whose magnitude, as bits too,
+    is ``least`` or more; the lowest for the first. Nobody checks that there are 64.
+    """
+
+    def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        loaded = builder.load(builder.bitcast(_address(context, builder, signature, given), _WORDS_64.as_pointer()))
+        loaded.align = 4
+        size = builder.and_(loaded, ir.Constant(_WORDS_64, [0x7FFFFFFF] * 64))
+        one = builder.insert_element(ir.Constant(_WORDS_64, ir.Undefined), given[2], ir.Constant(_WORD, 0))
+        all_ = builder.shuffle_vector(one, ir.Constant(_WORDS_64, ir.Undefined), ir.Constant(_WORDS_64, [0] * 64))
+        return builder.bitcast(builder.icmp_unsigned(">=", size, all_), ir.IntType(64))
+
+    return numba.types.uint64(bits, numba.types.uint64, numba.types.uint32), code
+
+
+@intrinsic
+def first_bit(_, word):  # type: ignore[no-untyped-def]
+    """The place of the lowest bit that is set in a uint64; 64: none is."""
+
+    def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        return builder.cttz(given[0], ir.Constant(_BIT, 0))
+
+    return numba.types.uint64(numba.types.uint64), code
+
+
+@intrinsic
+def prefetch(_, array, at):  # type: ignore[no-untyped-def]
+    """Have the line of memory of an element on its way to the cache; there need be no such element."""
+
+    def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        where = builder.bitcast(_address(context, builder, signature, given), _BYTE.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [where.type, _WORD, _WORD, _WORD])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [where.type], kind)
+        builder.call(call, [where, *(ir.Constant(_WORD, number) for number in (0, 3, 1))])  # to be read, kept, data
+        return context.get_dummy_value()
+
+    return numba.types.void(array, numba.types.uint64), code
+
+
+def _address(context: Any, builder: Any, signature: Any, given: Any) -> Any:  # Any: numba's, which has no types
+    """The address of an element: the first argument is the array, the second its place."""
+    array = context.make_array(signature.args[0])(context, builder, given[0])
+    return builder.gep(array.data, [given[1]])
+
+
+@compiled
+def stream(given, into):  # type: ignore[no-untyped-def]
+    """Do ``into[:] = given``, float32, past the cache: what is longer than any cache is not read from memory first, to
+    be overwritten. Other threads see it after `wait_for_stores`.
+    """
+    start = min(into.size, np.int64(-into.ctypes.data % 64) // 4) if into.size >= _FEW else into.size
+    for i in range(start):
+        into[i] = given[i]
+    while start + 16 <= into.size:
+        _stream_line(into, np.uint64(start), given)
+        start += 16
+    for i in range(start, into.size):
+        into[i] = given[i]
+
+
+@intrinsic
+def _stream_line(_, into, at, given):  # type: ignore[no-untyped-def]
+    """Sixteen floats; where they go is a whole line."""
+
+    def code(context, builder, signature, passed):  # type: ignore[no-untyped-def]
+        pair = [numba.core.typing.signature(numba.types.void, one, numba.types.uint64) for one in (into, given)]
+        to = _address(context, builder, pair[0], [passed[0], passed[1]])
+        line = builder.load(
+            builder.bitcast(_address(context, builder, pair[1], [passed[2], passed[1]]), _LINE.as_pointer())
+        )
+        line.align = 4
+        store = builder.store(line, builder.bitcast(to, _LINE.as_pointer()))
+        store.align = 64
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_WORD, 1)]))
+        return context.get_dummy_value()
+
+    return numba.types.void(into, numba.types.uint64, given), code
+
+
+@intrinsic
+def wait_for_stores(_):  # type: ignore[no-untyped-def]
+    """Wait until all threads see what was streamed: once for many pieces, as it takes as long as hundreds of them."""
+
+    def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return numba.types.void(), code

@@ -9,6 +9,7 @@ the other: a stream ends where its layout says, so nothing is written between th
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -115,7 +116,7 @@ def _read(compressor: Compressor, data: NDArray[np.uint8], shapes: Sequence[Shap
     specs, at = _specs(compressor, shapes), 0
     parts: list[Tensor] = [fresh(0)] * len(specs)
     for members in _streams(specs):
-        forms = [coding.Form(specs[i].kind, specs[i].shape, _dtype(specs[i])) for i in members]
+        forms = [coding.Form(specs[i].kind, specs[i].shape, _dtype(specs[i].kind, specs[i].dtype)) for i in members]
         arrays, taken = coding.decode(forms, data[at:])
         at += taken
         for i, array in zip(members, arrays, strict=True):
@@ -140,10 +141,11 @@ def _streams(specs: Sequence[PartSpec]) -> list[list[int]]:
     return list(members.values())
 
 
-def _dtype(spec: PartSpec) -> np.dtype[np.generic]:
-    if isinstance(spec.kind, coding.Floats):
-        return np.dtype(f"u{spec.dtype.itemsize}")
-    return np.dtype(str(spec.dtype).removeprefix("torch."))
+@functools.lru_cache(maxsize=64)  # of all that a body's parts have
+def _dtype(kind: coding.ElementKind, dtype: torch.dtype) -> np.dtype[np.generic]:
+    if isinstance(kind, coding.Floats):
+        return np.dtype(f"u{dtype.itemsize}")
+    return np.dtype(str(dtype).removeprefix("torch."))
 
 
 def to_array(part: Tensor) -> Array:
@@ -156,4 +158,5 @@ def to_array(part: Tensor) -> Array:
 
 
 def _to_tensor(array: Array, spec: PartSpec) -> Tensor:
-    return torch.from_numpy(array).view(spec.dtype)
+    part = torch.from_numpy(array)
+    return part if part.dtype == spec.dtype else part.view(spec.dtype)

@@ -36,6 +36,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--slow", type=float, default=None, help="Mbit/s that the last peer sends instead")
     parser.add_argument("--delay", type=float, default=0.0125, help="seconds one way")
     parser.add_argument("--megabytes", type=int, default=1, help="of float32")
+    parser.add_argument("--many", action="store_true", help="tensors, those of a language model, and not one")
     parser.add_argument("--compressor", default="none")
     parser.add_argument("--computing", type=float, default=0.0, help="seconds of inner steps, by a timer")
     parser.add_argument("--overlap", action="store_true", help="the next inner steps begin at once")
@@ -56,6 +57,7 @@ def main() -> int:
     case = Case(
         kind=given.kind,
         rows=given.megabytes * 256,
+        many=given.many,
         ups=tuple(1.25e5 * rate for rate in rates),
         downs=(1.25e5 * given.mbit,) * given.peers,
         compressor=given.compressor,

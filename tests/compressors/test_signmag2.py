@@ -83,8 +83,12 @@ def test_the_processors_way_is_that_of_any_device(shape, steps):
     value = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * steps).round() / steps
     means = signmag2.best_means_anywhere(value)
     assert torch.allclose(signmag2.best_means(value), means, rtol=1e-12)
-    halfway, sizes = means.float().mean(1), means.float()
+    halfway = means.float().mean(1)
     codes = signmag2.code_rows(value, halfway)
     assert torch.equal(codes, (value.abs() > halfway[:, None]).to(torch.uint8) + 2 * (value < 0))
-    small_or_large = sizes.gather(1, (codes & 1).long())
-    assert torch.equal(signmag2.decode_rows(codes, sizes), torch.where(value < 0, -small_or_large, small_or_large))
+    sent = SignMag2().compress_one(value).parts
+    parts = (sent[0].view(shape), *sent[1:], (len(value),))
+    decoded, broken = signmag2.decode_rows(*parts)
+    assert not broken
+    assert torch.equal(decoded, signmag2.decode_rows_anywhere(*parts))
+    assert torch.equal(torch.signbit(decoded), (sent[0].view(shape) & 2).bool())

@@ -10,7 +10,7 @@ import torch
 from decentral.compressors import parse_compressor
 from decentral.errors import PayloadError
 from decentral.replica.codec import Codec
-from decentral.replica.contents import Unpacked
+from decentral.replica.contents import Unpacked, nbytes_of
 from decentral.rounds.frame_io import Inbox
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
@@ -85,6 +85,43 @@ def test_a_sender_has_the_room_of_one_frame_a_round_however_many_it_sends():
     unpacked = Unpacked(1 << 20)
     assert taken(unpacked, *(sent(change_N=HONEST * n) for n in (1, 2, 3))) == [False, False, True]
     assert unpacked.nbytes == NBYTES
+
+
+SPARSE = Codec(parse_compressor("topk(k=64, chunk=4096) >> signmag2"))
+
+
+def arrived(unpacked: Unpacked, codec: Codec) -> Frame:
+    frame = seal(header(), codec.encode(HONEST, {}, SHAPES).body, SIGNERS[0])
+    Inbox(SCHEMA, codec, CODEC, unpacked=unpacked).check(frame.data, HEAD)
+    return frame
+
+
+def test_what_a_sparse_change_decodes_to_is_kept_with_its_payloads_and_goes_with_them():
+    unpacked = Unpacked(1 << 20)
+    frame = arrived(unpacked, SPARSE)
+    decoded, payloads = unpacked.decoded(frame), unpacked.get(frame)
+    assert payloads is not None
+    assert len(decoded) == len(payloads) == len(SHAPES)
+    assert unpacked.nbytes == nbytes_of(payloads) + sum(one.nbytes or 0 for one in decoded)
+    unpacked.forget_before(frame.header.round + 1)
+    assert (unpacked.decoded(frame), unpacked.nbytes) == ((), 0)
+
+
+@pytest.mark.parametrize("codec", [CODEC, Codec(parse_compressor("signmag2"))], ids=str)
+def test_a_dense_change_is_decoded_when_it_is_used(codec):
+    unpacked = Unpacked(1 << 20)
+    assert unpacked.decoded(arrived(unpacked, codec)) == ()
+
+
+def test_what_is_decoded_leaves_half_of_the_room_to_payloads():
+    probe = Unpacked(1 << 20)
+    arrived(probe, SPARSE)
+    full, short = Unpacked(2 * probe.nbytes), Unpacked(2 * probe.nbytes - 1)
+    assert arrived(full, SPARSE)
+    assert full.nbytes == probe.nbytes
+    frame = arrived(short, SPARSE)
+    assert short.get(frame) is not None
+    assert short.decoded(frame) == ()
 
 
 def test_a_newcomer_is_checked_and_takes_no_room():

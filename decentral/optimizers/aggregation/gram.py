@@ -5,6 +5,7 @@ All but the sketches, which no peer compares with another's, have the same bits 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -263,14 +264,18 @@ def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 _SKETCH_SEED = 1  # any: a sketch is compared with others of the same process only
 
 
+@functools.lru_cache(maxsize=8)  # frames of a fragment have one size
+def _turns_and_signs(rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    random = np.random.default_rng(_SKETCH_SEED)
+    return random.integers(0, WIDTH, rows), random.integers(0, 2, rows).astype(np.float32) * 2 - 1
+
+
 class Sketching:
     """The sketch of values that come row by row; which rows come together changes no bit."""
 
     def __init__(self, numel: int) -> None:
         """``numel``: how many values will come."""
-        random, rows = np.random.default_rng(_SKETCH_SEED), -(-numel // WIDTH)
-        self._turn_R = random.integers(0, WIDTH, rows)
-        self._sign_R = random.integers(0, 2, rows).astype(np.float32) * 2 - 1
+        self._turn_R, self._sign_R = _turns_and_signs(-(-numel // WIDTH))
         self._made_2S = np.zeros(2 * WIDTH, dtype=np.float32)  # what turns beyond the end is added to the beginning
         self._row = 0
 
@@ -316,5 +321,6 @@ def _add_rows(value_RS, turn_R, sign_R, made_2S):  # type: ignore[no-untyped-def
 @compiled
 def _add_places(place_V, value_V, turn_R, sign_R, made_2S):  # type: ignore[no-untyped-def]
     for i in range(place_V.size):
-        row, j = place_V[i] // WIDTH, place_V[i] % WIDTH
-        made_2S[turn_R[row] + j] += sign_R[row] * value_V[i]
+        place = np.uint64(place_V[i])
+        row, j = place // np.uint64(WIDTH), place % np.uint64(WIDTH)
+        made_2S[np.uint64(turn_R[row]) + j] += sign_R[row] * value_V[i]
