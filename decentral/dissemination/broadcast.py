@@ -14,7 +14,7 @@ from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE, SMALLEST_PIECE, Arrivals, Part, Reassembly
 from decentral.dissemination.spread import TOGETHER, UNKNOWN_RATE, LinesOf, Spread, Ways, spread
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
-from decentral.flow.pacing import Ack, SendQueue, UplinkMeter, Window, order_after
+from decentral.flow.pacing import Ack, Sending, SendQueue, UplinkMeter, Window, order_after
 from decentral.flow.waiting import Changes
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request, sequence, serve_sequences
@@ -47,9 +47,13 @@ async def push(
     ``on_handled`` is called when one of them has it, as far as they say so within a while. ``turns``: when to begin.
     """
 
-    async def one(peer: PeerId) -> None:
+    async def one(peer: PeerId, sending: Sending) -> None:
+        def handled() -> None:
+            turns.arrive(sending)
+            on_handled()
+
         try:
-            await notify(transport, peer, PUSH, data, timeout=ANSWER, on_handled=on_handled)
+            await notify(transport, peer, PUSH, data, timeout=ANSWER, on_handled=handled)
         except TransportError:
             await on_failed(peer)
         finally:
@@ -57,8 +61,7 @@ async def push(
 
     async with anyio.create_task_group() as group:
         for peer in peers:
-            await turns.begin(len(data))
-            group.start_soon(one, peer)
+            group.start_soon(one, peer, await turns.begin(len(data)))
 
 
 async def fetch(transport: Transport, holder: PeerId, want: Want, limit: int, at_once: int = AT_ONCE) -> bytes | None:
@@ -459,7 +462,7 @@ class ChunkedBroadcast:
         self.transport, self.me, self.arrivals, self.lines_of = transport, me, arrivals, lines_of
         self.receiver = receiver
         self.reassembly = Reassembly(self._check)
-        self.window, self.turns = Window(self._uplink), SendQueue(self._uplink)
+        self.window, self.turns = Window(self._uplink), SendQueue()
         self._deliveries = Deliveries(transport.meter)
         self.forwarder = Forwarder(transport, self.window, self._deliveries.passed_on, receiver.spawn)
         self._given: list[tuple[bytes, Passing]] = []  # frames on their way in pieces, and their hashes
@@ -529,7 +532,7 @@ class ChunkedBroadcast:
         """Give a contribution turns that begin everywhere at once: an offer names it, and peers that see nothing of it
         ask.
         """
-        return self.turns if frame.header.kind in (FrameKind.SLICE, FrameKind.RESULT) else SendQueue(lambda: None)
+        return self.turns if frame.header.kind in (FrameKind.SLICE, FrameKind.RESULT) else SendQueue()
 
     def _uplink(self) -> float | None:
         rate = self.lines_of((self.me,))[0].rate

@@ -160,33 +160,63 @@ def piece_of(rate: float) -> int:
 # A turn comes when the uplink should have carried what was begun before, or when few are under way: a wrong estimate
 # makes more of them share the uplink, or fewer, and a peer that takes nothing holds nobody up.
 #
+# The rate is what arrived elsewhere between two answers, the last one before a frame was begun and its
+# own. Counted from when frames began, as a lease counts it, every trip made the line slower: 2.6 MB/s of one of 3.5;
+# frames were begun that slowly, and no round could tell of more (experiments/LOG.md).
+#
 # Source: the order is that of the pairwise exchange in Thakur, Rabenseifner and Gropp, "Optimization of
-# collective communication operations in MPICH", 2005.
+# collective communication operations in MPICH", 2005; the samples are those of Cardwell et al., "BBR:
+# Congestion-Based Congestion Control", 2016.
 
 FEW = 3  # frames under way that keep a line full: one begins slowly, one ends
-HASTE = 1.15  # times the estimated rate, which is a lower bound and grows when more goes through
+HASTE = 1.25  # times the rate, which grows when more goes through
+SAMPLES = 16  # of the last frames, less than a round has: a line that changed is known in the next one
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A frame that was begun, and what had arrived before it."""
+
+    nbytes: int
+    arrived: int  # bytes, of all frames
+    since: float  # when the last of those had arrived, or when this one was begun if nothing was under way
 
 
 class SendQueue:
-    """The queue of one peer's frames. ``uplink`` tells bytes per second; None: not known, and nobody waits."""
+    """The queue of one peer's frames. Nobody waits while nothing is known of the line."""
 
-    def __init__(self, uplink: Callable[[], float | None]) -> None:
-        self._uplink = uplink
+    def __init__(self) -> None:
         self._queue = anyio.Lock()  # first come, first served
         self._under_way = 0
         self._free_at = 0.0
         self._fewer = Changes()
+        self._arrived, self._last = 0, 0.0  # bytes, and when
+        self._rates: deque[float] = deque(maxlen=SAMPLES)
 
-    async def begin(self, nbytes: int) -> None:
+    @property
+    def rate(self) -> float | None:
+        """Return the bytes per second that arrive elsewhere; None: not known."""
+        return sorted(self._rates)[-2:][0] if self._rates else None  # the highest may be of answers that came together
+
+    async def begin(self, nbytes: int) -> Sending:
         """Wait until it is the turn of a frame of so many bytes; ``end`` when it has arrived or will not."""
         async with self._queue:
-            rate = self._uplink()
-            if rate:
+            if (rate := self.rate) is not None:
                 with anyio.move_on_after(self._free_at - anyio.current_time()):
                     while self._under_way >= FEW:
                         await self._fewer.next()
                 self._free_at = anyio.current_time() + nbytes / (HASTE * rate)
+            if not self._under_way:
+                self._last = anyio.current_time()
             self._under_way += 1
+            return Sending(nbytes, self._arrived, self._last)
+
+    def arrive(self, sending: Sending) -> None:
+        """Note that a frame has arrived."""
+        now = anyio.current_time()
+        self._arrived, self._last = self._arrived + sending.nbytes, now
+        if now > sending.since:
+            self._rates.append((self._arrived - sending.arrived) / (now - sending.since))
 
     def end(self) -> None:
         """Note that a frame that was begun is no longer under way."""

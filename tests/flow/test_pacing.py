@@ -18,6 +18,7 @@ from decentral.flow.pacing import (
     FIRST,
     HASTE,
     KEPT,
+    SAMPLES,
     SECONDS,
     WINDOW,
     InFlight,
@@ -165,40 +166,86 @@ def test_strangers_that_come_and_go_leave_nothing_behind():
 NBYTES = 100_000
 
 
-async def begun(uplink, count, takes):
-    """When each of ``count`` frames began, in virtual time; ``takes(n)`` seconds after that the n-th has arrived."""
-    times, turns, start = [], SendQueue(lambda: uplink), anyio.current_time()
+async def knowing(rate):
+    """Return a queue whose frames arrived one after another at ``rate`` before."""
+    turns = SendQueue()
+    for _ in range(SAMPLES if rate else 0):
+        sending = await turns.begin(NBYTES)
+        await anyio.sleep(NBYTES / rate)
+        turns.arrive(sending)
+        turns.end()
+    return turns
 
-    async def one(number):
+
+async def begun(turns, count, takes):
+    """When each of ``count`` frames began, in virtual time; ``takes(n)`` seconds after that the n-th has arrived."""
+    times, start = [], anyio.current_time()
+
+    async def one(number, sending):
         await anyio.sleep(takes(number))
+        turns.arrive(sending)
         turns.end()
 
     async with anyio.create_task_group() as group:
         for number in range(count):
-            await turns.begin(NBYTES)
+            sending = await turns.begin(NBYTES)
             times.append(anyio.current_time() - start)
-            group.start_soon(one, number)
+            group.start_soon(one, number, sending)
     return times
 
 
+class Line:
+    """A line of RATE, and seconds until somebody at its end has said that a frame is there."""
+
+    def __init__(self, trip):
+        self.trip, self.free_at = trip, 0.0
+
+    def takes(self, number):
+        """Take a frame; return the seconds until it is known to be there."""
+        now = anyio.current_time()
+        self.free_at = max(now, self.free_at) + NBYTES / RATE
+        return self.free_at + self.trip - now
+
+
 async def test_all_begin_at_once_while_nobody_knows_what_the_uplink_carries():
-    assert await begun(None, 7, lambda n: 3.0) == [0.0] * 7
+    assert await begun(await knowing(None), 7, lambda n: 3.0) == [0.0] * 7
 
 
 async def test_a_few_begin_at_once_and_then_as_many_as_the_uplink_carries():
-    times = await begun(RATE, 30, lambda n: 10.0)
+    times = await begun(await knowing(RATE), 30, lambda n: 10.0)
     assert times[:FEW] == [0.0] * FEW
     gaps = [b - a for a, b in pairwise(times[FEW:])]
     assert gaps == pytest.approx([NBYTES / (HASTE * RATE)] * len(gaps))
 
 
 async def test_where_the_estimate_is_far_too_low_a_few_are_always_under_way():
-    assert await begun(RATE / 1000, 12, lambda n: 1.0) == pytest.approx([n // FEW for n in range(12)])
+    times = await begun(await knowing(RATE / 1000), 12, lambda n: 1.0)
+    assert all(time < n // FEW + 1e-6 for n, time in enumerate(times))
 
 
 async def test_peers_that_take_nothing_hold_nobody_up():
-    times = await begun(RATE, 30, lambda n: 1e6 if n < FEW else 0.1)
-    assert times[-1] == pytest.approx((30 - FEW) * NBYTES / (HASTE * RATE), rel=0.1)
+    times = await begun(await knowing(RATE), 30, lambda n: 1e6 if n < FEW else 0.1)
+    assert times[-1] <= (30 - FEW) * NBYTES / (HASTE * RATE)
+
+
+@pytest.mark.parametrize("trip", [0.0, 0.2, 1.0])
+async def test_trips_make_no_line_slower_however_few_frames_a_round_has(trip):
+    turns = await knowing(RATE)
+    for _ in range(20):
+        line, start = Line(trip), anyio.current_time()
+        await begun(turns, 20, line.takes)
+        sent = line.free_at - start
+        assert sent == pytest.approx(20 * NBYTES / RATE), "it never stood still"
+        assert turns.rate == pytest.approx(RATE, rel=0.1)
+
+
+async def test_a_line_that_became_ten_times_as_fast_is_full_again_in_the_fourth_round():
+    turns, last = await knowing(RATE / 10), 0.0
+    for _ in range(4):
+        line, start = Line(0.2), anyio.current_time()
+        await begun(turns, 20, line.takes)
+        last = line.free_at - start
+    assert last == pytest.approx(20 * NBYTES / RATE, rel=0.1)
 
 
 def test_each_peer_begins_with_the_next_so_that_nobody_receives_from_two_at_once():
