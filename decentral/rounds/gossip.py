@@ -24,7 +24,7 @@ from decentral.consensus.timing import allowance
 from decentral.dissemination import broadcast
 from decentral.errors import PayloadError, StreamClosed, TransportError
 from decentral.replica.contribution import Contribution
-from decentral.replica.pair_step import GossipStep, encode_half, install, stay, step_alone, step_together
+from decentral.replica.pair_step import GossipStep, decode_half, encode, install, stay, step_alone, step_together
 from decentral.rounds.driver import Driver
 from decentral.rounds.partners import AHEAD, HELD_UP, LANE, LANE_NBYTES, LANES, WIDE, Lanes, Partners, cut, partner_of
 from decentral.transport.requests import (
@@ -76,25 +76,26 @@ class Gossip:
 
     async def _exchange(self, mine: Contribution) -> GossipStep:
         state, head, step = self.state, self.state.head, self.step
-        mine_CN = theirs = swap = None
+        theirs = swap = None
         partner = self._partner(head)
         if partner is not None and state.machine.state.presence.present(partner):
-            mine_CN = await state.offload(encode_half, state.replica, mine)
+            await state.offload(encode, state.replica, mine)
             assert mine.encoded is not None
             if mine.encoded.feedback:
                 await state.offload(state.ledger.swap_begins)
             sealed = await state.offload(seal, self._header(head, mine), mine.encoded.body, state.signer, mine.tail)
-            swap = Swap(step, sealed, partner, partial(step_together, state.replica, step, mine, mine_CN))
+            decode, make = partial(decode_half, state.replica, mine), partial(step_together, state.replica, step, mine)
+            swap = Swap(step, sealed, partner, decode, make)
             theirs = await self.swapping.swap(swap)
         if mine.tail:
             self._merge_buffers(mine.tail, None if swap is None else swap.theirs)
-        if swap is None or mine_CN is None or theirs is None:
+        if swap is None or theirs is None:
             alone = await self._take_step(partial(step_alone, state.replica, step, mine))
             return self._book(replace(alone, matched=partner is not None))
         self._settled = step + 1
-        together = swap.made or await self._take_step(partial(swap.make, theirs))
+        together = swap.made or await self._take_step(partial(swap.make, swap.mine_CN, theirs))
         for observer in state.observers:
-            observer.see_pair(mine, mine_CN, theirs, together)
+            observer.see_pair(mine, swap.mine_CN, theirs, together)
         return self._book(replace(together, partner=partner))
 
     def _partner(self, head: Head) -> PeerId | None:
@@ -181,8 +182,10 @@ class Swap:
     step: int
     frame: Frame
     partner: PeerId
-    make: Callable[[Tensor], GossipStep]  # of what the partner's frame decodes to; pure
-    made: GossipStep | None = None  # by it, while the two agree on the step: nothing of it counts until they have
+    decode: Callable[[], Tensor]  # our frame, as the partner does
+    make: Callable[[Tensor, Tensor], GossipStep]  # of what the two frames decode to; pure
+    mine_CN: Tensor = field(init=False)  # by it, while the frame is on its way
+    made: GossipStep | None = None  # while the two agree on the step: nothing of it counts until they have
     theirs: Frame | None = None  # the partner's, once both have committed
     sending: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     written: anyio.Event = field(default_factory=anyio.Event)  # all of the frame has left, or nothing more will
@@ -220,7 +223,7 @@ class Swapping:
         try:
             if not self.state.tasks.spawn(self._send, swap):
                 return None
-            self.state.tasks.spawn(self.state.offload, getattr, swap.frame, "hash")  # not when the partner asks by it
+            await self.state.offload(self._look_at_ours, swap)
             with anyio.move_on_after(self.punctuality.ceiling + self._seconds_allowed(self.state.me, swap)):
                 await swap.written.wait()  # the training thread waits for it
             with anyio.move_on_after(patience + self._seconds_allowed(swap.partner, swap)):
@@ -231,6 +234,11 @@ class Swapping:
             swap.sending.cancel()
             self._current = None
             self._forget(swap.step)
+
+    def _look_at_ours(self, swap: Swap) -> None:
+        """Do what needs our frame alone while it is on its way."""
+        _ = swap.frame.hash  # kept in it: the question names it
+        swap.mine_CN = swap.decode()
 
     async def _send(self, swap: Swap) -> None:
         """Send our frame, and wait until the partner says that it has it."""
@@ -330,7 +338,7 @@ class Swapping:
 
     async def _make(self, swap: Swap, theirs_CN: Tensor) -> None:
         if swap.made is None:
-            swap.made = await self.state.offload(swap.make, theirs_CN)
+            swap.made = await self.state.offload(swap.make, swap.mine_CN, theirs_CN)
 
     async def _ask(self, swap: Swap, theirs: Frame, theirs_CN: Tensor) -> bool:
         """Ask the follower to commit until it answers: only it knows whether it did, however silent it seems."""
@@ -381,4 +389,5 @@ class Swapping:
 
     def _forget(self, step: int) -> None:
         self.partners.forget(step)
+        self._lanes.forget(step)
         self._outcomes = {s: outcome for s, outcome in self._outcomes.items() if s > step - REMEMBERED}

@@ -159,6 +159,10 @@ class Lanes:
             del self._coming[peer]
         return whole
 
+    def forget(self, step: int) -> None:
+        """Forget the frames of steps up to ``step``, which are over."""
+        self._coming = {peer: held for peer, held in self._coming.items() if held[0] > step}
+
 
 # ---- how long to wait for a partner ----
 #

@@ -422,6 +422,10 @@ def test_of_a_peer_that_goes_on_to_the_next_step_the_frame_of_the_last_one_is_fo
     for pieces in steps:
         assert lanes.add(pieces[0], ONE.peer) is None
     assert len(lanes._coming) == 1
+    lanes.forget(98)
+    assert len(lanes._coming) == 1
+    lanes.forget(99)
+    assert not lanes._coming
     assert [lanes.add(piece, ONE.peer) for piece in steps[0][1:]] == [None] * (len(steps[0]) - 1)
 
 
