@@ -337,8 +337,10 @@ class Swapping:
         return None
 
     async def _make(self, swap: Swap, theirs_CN: Tensor) -> None:
-        if swap.made is None:
-            swap.made = await self.state.offload(swap.make, swap.mine_CN, theirs_CN)
+        """Make the step of both, shielded: who has answered yes meanwhile takes it, whatever is cancelled."""
+        with anyio.CancelScope(shield=True):
+            if swap.made is None:
+                swap.made = await self.state.offload(swap.make, swap.mine_CN, theirs_CN)
 
     async def _ask(self, swap: Swap, theirs: Frame, theirs_CN: Tensor) -> bool:
         """Ask the follower to commit until it answers: only it knows whether it did, however silent it seems."""
