@@ -50,10 +50,22 @@ def encode_half(replica: Replica, mine: Contribution) -> Tensor:
 
     Raises NonFiniteError when the change holds NaN or Inf.
     """
-    f, codec, channels = mine.fragment, replica.codec, 1 + len(mine.states)
-    first_N = _first(replica, f, mine.gradient_N)
-    mine.encoded = codec.encode(first_N, replica.feedback[f], replica.shapes(f), mine.states)
-    return codec.decompress(mine.encoded.payloads, channels).view(channels, -1)
+    encode(replica, mine)
+    return decode_half(replica, mine)
+
+
+def encode(replica: Replica, mine: Contribution) -> None:
+    """Encode what a peer sends of its contribution. Raises NonFiniteError when the change holds NaN or Inf."""
+    first_N = _first(replica, mine.fragment, mine.gradient_N)
+    books, shapes = replica.feedback[mine.fragment], replica.shapes(mine.fragment)
+    mine.encoded = replica.codec.encode(first_N, books, shapes, mine.states)
+
+
+def decode_half(replica: Replica, mine: Contribution) -> Tensor:
+    """Return what was encoded as the partner decodes it, (C, N)."""
+    assert mine.encoded is not None
+    channels = 1 + len(mine.states)
+    return replica.codec.decompress(mine.encoded.payloads, channels).view(channels, -1)
 
 
 def step_together(replica: Replica, step: int, mine: Contribution, mine_CN: Tensor, theirs_CN: Tensor) -> GossipStep:

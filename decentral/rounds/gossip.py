@@ -4,14 +4,16 @@ A peer whose partner does not come takes its step alone. The mean of the two slo
 rounding, and what compression loses of the changes is owed: booked with the step, never before it
 (`decentral.replica.pair_step`).
 
-Sent per step: one body to one peer, whatever the size of the swarm.
+Sent per step: one body to one peer, whatever the size of the swarm. Four trips follow the last byte that leaves: its
+own, the partner's word that it has the frame, the question, the answer. What both make of it is made meanwhile.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
@@ -20,13 +22,20 @@ from torch import Tensor
 from decentral.consensus.chain import NOTHING, Head
 from decentral.consensus.timing import allowance
 from decentral.dissemination import broadcast
-from decentral.errors import PayloadError, TransportError
+from decentral.errors import PayloadError, StreamClosed, TransportError
 from decentral.replica.contribution import Contribution
-from decentral.replica.pair_step import GossipStep, encode_half, install, stay, step_alone, step_together
+from decentral.replica.pair_step import GossipStep, decode_half, encode, install, stay, step_alone, step_together
 from decentral.rounds.driver import Driver
-from decentral.rounds.partners import AHEAD, HELD_UP, Partners, partner_of
-from decentral.transport import Stream
-from decentral.transport.requests import request, send, serve_requests, wait_until_handled
+from decentral.rounds.partners import AHEAD, HELD_UP, LANE, LANE_NBYTES, LANES, WIDE, Lanes, Partners, cut, partner_of
+from decentral.transport.requests import (
+    ignore_count,
+    request,
+    send,
+    sequence,
+    serve_requests,
+    serve_sequences,
+    wait_until_handled,
+)
 from decentral.wire.frames import Frame, FrameKind, Header, seal
 from decentral.wire.keys import PeerId, peer_name
 
@@ -67,25 +76,26 @@ class Gossip:
 
     async def _exchange(self, mine: Contribution) -> GossipStep:
         state, head, step = self.state, self.state.head, self.step
-        mine_CN = theirs = swap = None
+        theirs = swap = None
         partner = self._partner(head)
         if partner is not None and state.machine.state.presence.present(partner):
-            mine_CN = await state.offload(encode_half, state.replica, mine)
+            await state.offload(encode, state.replica, mine)
             assert mine.encoded is not None
             if mine.encoded.feedback:
                 await state.offload(state.ledger.swap_begins)
             sealed = await state.offload(seal, self._header(head, mine), mine.encoded.body, state.signer, mine.tail)
-            swap = Swap(step, sealed, partner)
+            decode, make = partial(decode_half, state.replica, mine), partial(step_together, state.replica, step, mine)
+            swap = Swap(step, sealed, partner, decode, make)
             theirs = await self.swapping.swap(swap)
         if mine.tail:
             self._merge_buffers(mine.tail, None if swap is None else swap.theirs)
-        if mine_CN is None or theirs is None:
+        if swap is None or theirs is None:
             alone = await self._take_step(partial(step_alone, state.replica, step, mine))
             return self._book(replace(alone, matched=partner is not None))
         self._settled = step + 1
-        together = await self._take_step(partial(step_together, state.replica, step, mine, mine_CN, theirs))
+        together = swap.made or await self._take_step(partial(swap.make, swap.mine_CN, theirs))
         for observer in state.observers:
-            observer.see_pair(mine, mine_CN, theirs, together)
+            observer.see_pair(mine, swap.mine_CN, theirs, together)
         return self._book(replace(together, partner=partner))
 
     def _partner(self, head: Head) -> PeerId | None:
@@ -172,7 +182,15 @@ class Swap:
     step: int
     frame: Frame
     partner: PeerId
+    decode: Callable[[], Tensor]  # our frame, as the partner does
+    make: Callable[[Tensor, Tensor], GossipStep]  # of what the two frames decode to; pure
+    mine_CN: Tensor = field(init=False)  # by it, while the frame is on its way
+    made: GossipStep | None = None  # while the two agree on the step: nothing of it counts until they have
     theirs: Frame | None = None  # the partner's, once both have committed
+    sending: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    written: anyio.Event = field(default_factory=anyio.Event)  # all of the frame has left, or nothing more will
+    sent: anyio.Event = field(default_factory=anyio.Event)  # the partner said that it has it, or never will
+    arrived: bool = False  # it said so
     answer: bytes = WAIT  # of the follower, asked whether it commits
     unheard: int = 0  # times that it was asked and did not answer
 
@@ -186,7 +204,11 @@ class Swapping:
         self.partners, self.punctuality = partners, partners.punctuality
         self._current: Swap | None = None
         self._outcomes: dict[int, tuple[bytes, bytes]] = {}  # step -> (partner's frame, YES or NO)
+        self._lanes = Lanes(lambda header: self.driver.frames.max_nbytes(header, self.state.head))
         serve_requests(self.transport, PAIR, self._on_commit, limit=_COMMIT.size)
+        serve_sequences(
+            self.transport, LANE, self._on_piece, limit=LANE_NBYTES, watch=lambda peer: nullcontext(ignore_count)
+        )
 
     def forget_from(self, step: int) -> None:
         """Forget the outcomes of steps from ``step`` on, which are taken anew."""
@@ -199,41 +221,87 @@ class Swapping:
         patience = self.punctuality.patience()
         self.punctuality.began(swap.step, swap.partner, began)
         try:
-            sent = await self._push(swap)
+            if not self.state.tasks.spawn(self._send, swap):
+                return None
+            await self.state.offload(self._look_at_ours, swap)
+            with anyio.move_on_after(self.punctuality.ceiling + self._seconds_allowed(self.state.me, swap)):
+                await swap.written.wait()  # the training thread waits for it
             with anyio.move_on_after(patience + self._seconds_allowed(swap.partner, swap)):
-                return await (self._lead(swap, sent) if self.state.me < swap.partner else self._follow(swap, sent))
+                await swap.sent.wait()
+                return await (self._lead(swap) if self.state.me < swap.partner else self._follow(swap))
             return await self._too_late(swap)
         finally:
+            swap.sending.cancel()
             self._current = None
             self._forget(swap.step)
 
-    async def _push(self, swap: Swap) -> Stream | None:
-        """Push our frame; return the stream on which the partner says when it has it, None when it cannot be sent."""
-        longest = self.punctuality.ceiling + self._seconds_allowed(self.state.me, swap)
-        with anyio.move_on_after(longest):  # the training thread waits for it
-            try:
-                return await send(self.transport, swap.partner, broadcast.PUSH, swap.frame.data, broadcast.ANSWER)
-            except TransportError:
+    def _look_at_ours(self, swap: Swap) -> None:
+        """Do what needs our frame alone while it is on its way."""
+        _ = swap.frame.hash  # kept in it: the question names it
+        swap.mine_CN = swap.decode()
+
+    async def _send(self, swap: Swap) -> None:
+        """Send our frame, and wait until the partner says that it has it."""
+        try:
+            with swap.sending:
+                await (self._send_whole(swap) if swap.frame.nbytes < WIDE else self._send_by_lanes(swap))
+        except TransportError:
+            if not swap.written.is_set():
                 await self.driver.frames.unreachable(swap.partner)
-        return None
+        finally:
+            swap.written.set()
+            swap.sent.set()
+
+    async def _send_whole(self, swap: Swap) -> None:
+        stream = await send(self.transport, swap.partner, broadcast.PUSH, swap.frame.data, broadcast.ANSWER)
+        swap.written.set()
+        swap.arrived = await wait_until_handled(stream, broadcast.PUSH)
+
+    async def _send_by_lanes(self, swap: Swap) -> None:
+        pieces = cut(swap.frame)  # of all lanes: whichever is free takes the next
+        window = self.driver.frames.broadcast.window
+
+        async def send_some() -> None:
+            async with sequence(self.transport, swap.partner, LANE, broadcast.ANSWER, window) as send_piece:
+                for piece in pieces:
+                    await send_piece(piece)
+                swap.written.set()
+
+        failed: Exception | None = None
+        try:
+            async with anyio.create_task_group() as group:
+                for _ in range(LANES):
+                    group.start_soon(send_some)
+        except* (TransportError, PayloadError) as errors:
+            failed = errors.exceptions[0]
+        if failed is not None:
+            raise StreamClosed(f"{peer_name(swap.partner)}: a frame of a pair did not get there: {failed}") from failed
+        swap.arrived = True
+
+    async def _on_piece(self, peer: PeerId, data: bytes) -> None:
+        if not self.state.running:
+            return
+        self.driver.frames.watch.heard(peer, anyio.current_time())
+        whole = self._lanes.add(data, peer)
+        if whole is not None:
+            await self.driver.frames.take(whole)
 
     def _seconds_allowed(self, peer: PeerId, swap: Swap) -> float:
         """Return the seconds that a frame as large as ours may be on its way from ``peer``."""
         nbytes, pair = len(swap.frame.body), (self.state.me, swap.partner)
         return allowance(nbytes, 1, self.state.terms.takes(nbytes, peer, pair))
 
-    async def _lead(self, swap: Swap, sent: Stream | None) -> Tensor | None:
+    async def _lead(self, swap: Swap) -> Tensor | None:
         """Ask the follower to commit when it has our frame, and not when that was sent.
 
         Buffers on the way hold a megabyte of it. A commit behind that came when it had been asked about in vain: on an
         uplink of 1 Mbit/s a leader took every step alone that its follower took with it.
         """
-        arrived = sent is not None and await wait_until_handled(sent, broadcast.PUSH)
-        while (found := self.partners.frame(swap.partner, swap.step)) is None or not arrived:
+        while (found := self.partners.frame(swap.partner, swap.step)) is None or not swap.arrived:
             if not await self._changes(swap):
                 return None
         frame, decoded = found
-        swap.theirs = frame if await self._ask(swap, frame) else None
+        swap.theirs = frame if await self._ask(swap, frame, decoded) else None
         return decoded if swap.theirs is not None else None
 
     async def _changes(self, swap: Swap) -> bool:
@@ -243,12 +311,13 @@ class Swapping:
         passed = self.partners.seen(swap.partner) > swap.step
         return self.state.machine.state.presence.present(swap.partner) and not passed
 
-    async def _follow(self, swap: Swap, sent: Stream | None = None) -> Tensor | None:
-        arrived = sent is not None and await wait_until_handled(sent, broadcast.PUSH)
+    async def _follow(self, swap: Swap) -> Tensor | None:
         met_at: float | None = None  # when both had both frames, and the leader could ask
         while swap.step not in self._outcomes:
-            if arrived and met_at is None and self.partners.frame(swap.partner, swap.step) is not None:
+            if swap.arrived and met_at is None and (found := self.partners.frame(swap.partner, swap.step)) is not None:
                 met_at = anyio.current_time()
+                await self._make(swap, found[1])
+                continue  # it may have been asked meanwhile
             is_over = met_at is not None and anyio.current_time() - met_at > HELD_UP
             if is_over or not await self._changes(swap):
                 self._outcomes.setdefault(swap.step, (NOTHING, NO))
@@ -267,12 +336,19 @@ class Swapping:
             return await self._follow(swap)
         return None
 
-    async def _ask(self, swap: Swap, theirs: Frame) -> bool:
+    async def _make(self, swap: Swap, theirs_CN: Tensor) -> None:
+        """Make the step of both, shielded: who has answered yes meanwhile takes it, whatever is cancelled."""
+        with anyio.CancelScope(shield=True):
+            if swap.made is None:
+                swap.made = await self.state.offload(swap.make, swap.mine_CN, theirs_CN)
+
+    async def _ask(self, swap: Swap, theirs: Frame, theirs_CN: Tensor) -> bool:
         """Ask the follower to commit until it answers: only it knows whether it did, however silent it seems."""
         question = _COMMIT.pack(swap.step, swap.frame.hash, theirs.hash)
         began = anyio.current_time()
         with anyio.move_on_after(UNDECIDED, shield=True):  # once asked, a deadline must not leave the pair half applied
             async with anyio.create_task_group() as group:
+                group.start_soon(self._make, swap, theirs_CN)
                 while True:
                     group.start_soon(self._hear, swap, question, group.cancel_scope)
                     await anyio.sleep(ASK_AGAIN)
@@ -315,4 +391,5 @@ class Swapping:
 
     def _forget(self, step: int) -> None:
         self.partners.forget(step)
+        self._lanes.forget(step)
         self._outcomes = {s: outcome for s, outcome in self._outcomes.items() if s > step - REMEMBERED}

@@ -5,18 +5,32 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 from torch import Tensor
 
 from decentral.consensus.chain import NOTHING, Head
 from decentral.consensus.timing import ENOUGH, SPREAD, WINDOW
+from decentral.dissemination.reassembly import MaxNbytes, Reassembly
 from decentral.errors import PayloadError
-from decentral.wire.frames import Frame
+from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind
 from decentral.wire.keys import PeerId
+from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece, read_piece
 
-__all__ = ["AHEAD", "HELD_UP", "LATEST", "Partners", "Punctuality", "partner_of"]
+__all__ = [
+    "AHEAD",
+    "HELD_UP",
+    "LANE",
+    "LANES",
+    "LANE_NBYTES",
+    "LATEST",
+    "Lanes",
+    "Partners",
+    "Punctuality",
+    "cut",
+    "partner_of",
+]
 
 # ---- frames and steps of the others ----
 
@@ -100,6 +114,54 @@ class Partners:
         """Move so many steps forward, or back, to fall in with the others."""
         self.step += steps
         self._behind = {peer: behind + steps for peer, behind in self._behind.items()}
+
+
+# ---- a frame on several streams at once ----
+#
+# The muxers of libp2p give a new stream a window of 256 KiB and let its sender go on when half of it was read; what
+# says so waits behind all that the reader itself sends on the same connection. Two that send each other one stream
+# stand still in turns, the longer the farther they are apart. Of several streams some always may go on.
+
+LANE = "/decentral/lane/1"
+LANES = 16  # streams of a frame: with four, two peers took no less than with one
+WIDE = 1 << 18  # bytes of a frame that goes so: a smaller one fits into the first window of a stream
+LANE_PIECE = 1 << 17  # bytes: what a stream takes at a time
+LANE_NBYTES = PIECE_HEAD_NBYTES + LANE_PIECE  # of the longest piece
+
+
+def cut(frame: Frame) -> Iterator[bytes]:
+    """Yield the pieces of a frame, each as it goes on whichever stream is free."""
+    head = frame.data[:HEADER_NBYTES]
+    for at in range(0, frame.nbytes, LANE_PIECE):
+        yield Piece(head, frame.nbytes, at, False, frame.data[at : at + LANE_PIECE]).to_bytes()
+
+
+class Lanes:
+    """The frames of partners that come on several streams: of each sender one, its newest."""
+
+    def __init__(self, max_nbytes: MaxNbytes) -> None:
+        """``max_nbytes``: of a body; raises PayloadError for a header that belongs to nothing here."""
+        self._max_nbytes = max_nbytes
+        self._coming: dict[PeerId, tuple[int, Reassembly]] = {}  # of which step
+
+    def add(self, data: bytes, peer: PeerId) -> bytes | None:
+        """Add a piece that ``peer`` sent; return the frame when it is whole. Raises PayloadError."""
+        piece = read_piece(data)
+        header = piece.header
+        if header.kind != FrameKind.SWAP or header.sender != peer:
+            raise PayloadError("piece of what is no swap of its sender's; drop it")
+        step, coming = self._coming.get(peer, (-1, None))
+        if coming is None or step != header.round:
+            coming = Reassembly(self._max_nbytes)
+        _, whole = coming.add(piece, peer)
+        self._coming[peer] = header.round, coming
+        if whole is not None:
+            del self._coming[peer]
+        return whole
+
+    def forget(self, step: int) -> None:
+        """Forget the frames of steps up to ``step``, which are over."""
+        self._coming = {peer: held for peer, held in self._coming.items() if held[0] > step}
 
 
 # ---- how long to wait for a partner ----

@@ -12,7 +12,7 @@ from pathlib import Path
 import decentral.rounds
 from decentral.dissemination import broadcast, text
 from decentral.redundancy import keeper
-from decentral.rounds import frame_io, gossip, snapshots
+from decentral.rounds import frame_io, gossip, partners, snapshots
 from decentral.swarm import admission, contacts, hello
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES
@@ -61,6 +61,7 @@ def test_every_stream_is_there() -> None:
         snapshots.STATE,
         snapshots.PACKED,
         gossip.PAIR,
+        partners.LANE,
         hello.HELLO,
     }
     streams |= {keeper.KEEP, keeper.KEPT, text.TEXT}

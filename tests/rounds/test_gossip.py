@@ -14,12 +14,24 @@ from decentral.errors import PayloadError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import make_outer
 from decentral.replica.contribution import Contribution
+from decentral.rounds import gossip, partners
 from decentral.rounds.gossip import PAIR, UNDECIDED
-from decentral.rounds.partners import AHEAD, LATEST, Punctuality, matching, partner_of
+from decentral.rounds.partners import (
+    AHEAD,
+    LANE,
+    LANE_NBYTES,
+    LATEST,
+    Lanes,
+    Partners,
+    Punctuality,
+    cut,
+    matching,
+    partner_of,
+)
 from decentral.transport.memory import Weight
-from decentral.wire.frames import Frame
+from decentral.wire.frames import Frame, FrameKind, Header, seal
 from decentral.wire.keys import peer_name
-from tests.kit.nodes import run_in_lab, scene, small_terms, tiny_model
+from tests.kit.nodes import run_in_lab, scene, signer_of, small_terms, tiny_model
 
 
 def together(member):
@@ -255,10 +267,12 @@ def leader_and_follower(lab):
     return sorted(lab.members, key=lambda member: member.signer.peer)
 
 
+@pytest.mark.parametrize("wide", [0, 1 << 20])
 @scene(lambda: patient(deadline_ceiling=60.0), make_model=tiny_model)
-async def test_a_thin_uplink_makes_no_pair_by_half(lab):
+async def test_a_thin_uplink_makes_no_pair_by_half(lab, monkeypatch, wide):
     """The commit stood behind the frame's last megabyte for longer than it was asked about: one took the step alone."""
-    lab.network.weights = {broadcast.PUSH: Weight(1000.0)}
+    monkeypatch.setattr(gossip, "WIDE", wide)
+    lab.network.weights = {protocol: Weight(1000.0) for protocol in (broadcast.PUSH, LANE)}
     await lab.start(2)
     one, other = leader_and_follower(lab)
     lab.network.set_uplink(one.signer.peer, 115_000.0)  # a megabyte, as much as is under way, takes 9 s
@@ -320,6 +334,136 @@ async def test_a_partner_that_dropped_the_frame_says_no_instead_of_wait(lab):
     await lab.until(lambda: all(len(m.swaps) > n + 3 for m, n in zip((leader, follower), counts, strict=True)))
     assert anyio.current_time() - began < 3 * UNDECIDED
     assert all(told_alike(leader, follower)[max(counts) + 1 :])
+
+
+# ---- how long a step takes ----
+
+LATENCY = 0.25  # s, one way
+
+
+def steps_of(lab):
+    """Of every step that both took together: the seconds from when the later one began to when the later one ended."""
+    taken: dict[int, list[tuple[float, float]]] = {}
+
+    def watch(member):
+        exchange = member.node.gossip.exchange
+
+        async def timed(mine):
+            began = anyio.current_time()
+            outcome = await exchange(mine)
+            if outcome.partner is not None:
+                taken.setdefault(outcome.step, []).append((began, anyio.current_time()))
+            return outcome
+
+        member.node.gossip.exchange = timed
+
+    for member in lab.members:
+        watch(member)
+    return lambda: [
+        max(end for _, end in both) - max(begin for begin, _ in both) for both in taken.values() if len(both) == 2
+    ]
+
+
+@scene(patient, peers=2, make_model=tiny_model)
+async def test_a_step_of_a_pair_takes_eight_trips_of_which_four_open_streams(lab):
+    """Open, frame, "I have it", open, "do you commit", "yes": a stream of this network takes a trip both ways to open,
+    libp2p's takes none where it is known what the other speaks.
+    """
+    for one, other in itertools.permutations(lab.members, 2):
+        lab.network.set_link(one.signer.peer, other.signer.peer, latency=LATENCY)
+    seconds = steps_of(lab)
+    await lab.until(lambda: len(seconds()) >= 4)
+    assert max(seconds()[1:]) == pytest.approx(8 * LATENCY, abs=0.01)
+
+
+@pytest.mark.parametrize("wide", [0, 1 << 20])
+@scene(lambda: patient(deadline_ceiling=60.0))
+async def test_both_frames_of_a_pair_are_on_their_way_at_once(lab, monkeypatch, wide):
+    """One after the other they would take twice as long."""
+    rate, frame = 20_000.0, []
+    monkeypatch.setattr(gossip, "WIDE", wide)
+    monkeypatch.setattr(partners, "LANE_PIECE", 4096)
+    lab.network.weights = {protocol: Weight(20.0) for protocol in (broadcast.PUSH, LANE)}
+    await lab.start(2)
+    monkeypatch.setattr(Partners, "take", lambda *given, take=Partners.take: frame.append(given[1]) or take(*given))
+    for member in lab.members:
+        lab.network.set_uplink(member.signer.peer, rate)
+    seconds = steps_of(lab)
+    await lab.until(lambda: len(seconds()) >= 4, limit=900.0)
+    alone = 20.0 * frame[-1].nbytes / rate
+    assert alone < max(seconds()[1:]) < 1.3 * alone + 8 * 0.02
+
+
+# ---- a frame on several streams ----
+
+
+def swap_of(signer, step: int, body: bytes = b"", kind: FrameKind = FrameKind.SWAP) -> Frame:
+    where = {"epoch": 1, "round": step, "fragment": 0, "part": 0, "parts": 1, "plan": 0, "base": bytes(32)}
+    header = Header(kind=kind, run=bytes(32), sender=signer.peer, steps=1, tokens=1, **where)
+    return seal(header, body, signer)
+
+
+ONE, OTHER = signer_of(1), signer_of(2)
+LONG = bytes(range(256)) * (5 << 8)  # more than two pieces
+
+
+def test_a_frame_is_put_together_from_its_pieces_in_any_order_and_once():
+    frame, lanes = swap_of(ONE, 3, LONG), Lanes(lambda header: len(LONG))
+    pieces = list(cut(frame))
+    assert len(pieces) > 2
+    assert max(map(len, pieces)) <= LANE_NBYTES
+    for order in (pieces, pieces[::-1]):
+        assert [lanes.add(piece, ONE.peer) for piece in order] == [None] * (len(pieces) - 1) + [frame.data]
+
+
+def test_of_a_peer_that_goes_on_to_the_next_step_the_frame_of_the_last_one_is_forgotten():
+    lanes = Lanes(lambda header: len(LONG))
+    steps = [list(cut(swap_of(ONE, step, LONG))) for step in range(100)]
+    for pieces in steps:
+        assert lanes.add(pieces[0], ONE.peer) is None
+    assert len(lanes._coming) == 1
+    lanes.forget(98)
+    assert len(lanes._coming) == 1
+    lanes.forget(99)
+    assert not lanes._coming
+    assert [lanes.add(piece, ONE.peer) for piece in steps[0][1:]] == [None] * (len(steps[0]) - 1)
+
+
+@pytest.mark.parametrize(
+    ("frame", "peer", "most"),
+    [
+        (swap_of(ONE, 3, LONG), OTHER.peer, len(LONG)),  # passed on
+        (swap_of(ONE, 3, LONG, FrameKind.CONTRIBUTION), ONE.peer, len(LONG)),
+        (swap_of(ONE, 3, LONG), ONE.peer, len(LONG) - 1),
+        (Frame(swap_of(ONE, 3).header, swap_of(OTHER, 3, LONG).data), ONE.peer, len(LONG)),
+    ],
+)
+def test_nothing_is_kept_of_a_piece_that_is_no_swap_of_who_sends_it_or_too_long(frame, peer, most):
+    lanes = Lanes(lambda header: most)
+    with pytest.raises(PayloadError):
+        lanes.add(next(cut(frame)), peer)
+    assert not lanes._coming
+
+
+@scene("noloco", peers=2)
+async def test_a_frame_that_breaks_off_on_its_streams_costs_the_step_and_not_the_next_one(lab, monkeypatch):
+    monkeypatch.setattr(gossip, "WIDE", 0)
+    monkeypatch.setattr(partners, "LANE_PIECE", 1 << 12)
+    await meet(lab)
+    one, other = lab.members
+    add = other.node.gossip.swapping._lanes.add
+    left = itertools.count()
+
+    def break_off(data, peer):
+        if next(left) == 3:
+            raise PayloadError("a piece that did not come as it was sent")
+        return add(data, peer)
+
+    other.node.gossip.swapping._lanes.add = break_off
+    begun = len(one.swaps)
+    await meet(lab, 3)
+    assert any(swap.partner is None for swap in one.swaps[begun:])
+    assert all(told_alike(one, other))
 
 
 # ---- how long a peer waits for its partner of a step ----
