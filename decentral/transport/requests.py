@@ -50,7 +50,7 @@ async def request(
                 return await letter.answer(limit)
         finally:
             await letter.close()
-    if (stream := transport.kept.take(peer, protocol)) is not None:
+    if (stream := _find_kept(transport, peer, protocol, body)) is not None:
         try:
             return await _ask(transport, stream, protocol, body, limit, timeout)
         except _StoodStill:
@@ -59,6 +59,11 @@ async def request(
             pass
     stream = await open_stream(transport, peer, protocol, timeout)
     return await _ask(transport, stream, protocol, body, limit, timeout)
+
+
+def _find_kept(transport: Transport, peer: PeerId, protocol: str, body: bytes) -> Stream | None:
+    """Find an open stream for a small body: it may have ended, and a large one would be sent twice then."""
+    return transport.kept.take(peer, protocol) if len(body) <= _SMALLEST else None
 
 
 async def _ask(transport: Transport, stream: Stream, protocol: str, body: bytes, limit: int, timeout: float) -> bytes:
@@ -83,7 +88,8 @@ async def notify(
     *,
     on_handled: Callable[[], None] | None = None,
 ) -> None:
-    """Send ``body`` and wait for no answer; ``timeout`` seconds until there is a path. Returning means sent, not read.
+    """Send ``body`` and wait for no answer; ``timeout`` seconds until there is a path. Returning means sent, not read:
+    a second is waited at most, so that the stream can be kept.
 
     ``on_handled`` is called when the peer says that it has handled the body; for that, it is waited a while.
     Raises as ``request`` does.
@@ -99,7 +105,7 @@ async def notify(
         finally:
             await letter.close()
         return
-    kept, handled = transport.kept.take(peer, protocol), False
+    kept, handled = _find_kept(transport, peer, protocol, body), False
     patience = HANDLED if on_handled is not None else _SETTLED if transport.kept.keeps(peer) else 0.0
     if kept is not None:
         try:

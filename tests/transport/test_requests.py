@@ -283,6 +283,16 @@ async def test_a_body_that_is_refused_ends_its_stream_and_the_next_one_is_served
         assert await request(a, b.peer, ECHO, b"good", limit=100, timeout=5.0) == b"good"
 
 
+async def test_a_large_body_goes_on_a_stream_of_its_own():
+    """A stream that is kept may have ended, and then it would be sent for the second time."""
+    a, b, opened = members()
+    serve_requests(b, ECHO, lambda peer, body: _length(body), limit=1 << 20)
+    async with a, b:
+        assert await request(a, b.peer, ECHO, b"small", limit=100, timeout=5.0) == b"5"
+        assert await request(a, b.peer, ECHO, bytes(1 << 20), limit=100, timeout=5.0) == b"1048576"
+        assert len(opened) == 2
+
+
 async def test_streams_that_rest_make_room_for_those_that_do_not():
     a, b, _ = members(peer_streams=2)
     serve_requests(b, ECHO, echo, limit=100)
