@@ -93,6 +93,7 @@ class Budget:
         self._members = _Pool(self.limits.total_streams, self.limits.total_nbytes)
         self._outsiders = _Pool(self.limits.outsider_streams, self.limits.outsider_nbytes)
         self._scopes: dict[anyio.CancelScope, PeerId] = {}  # of outsiders' streams, oldest first
+        self._resting: dict[anyio.CancelScope, PeerId] = {}  # of members' streams, between bodies; longest first
         self._freed = Changes()
         self.answers = Answers()
 
@@ -104,11 +105,15 @@ class Budget:
     def inbound(self, peer: PeerId) -> Iterator[None]:
         """Hold one inbound stream of ``peer``.
 
-        TransportError when it, or all members, have too many open; and when an outsider's had to make room.
+        TransportError when it, or all members, have too many open; and when an outsider's had to make room. Those that
+        only rest make room before.
         """
         pool = self._pool(peer)
         mine, total = pool.streams.get(peer, 0), pool.total
-        if mine >= self.limits.peer_streams or (pool is self._members and total >= pool.most_streams):
+        has_many = mine >= self.limits.peer_streams
+        if (has_many or (pool is self._members and total >= pool.most_streams)) and not self._end_rest(
+            peer if has_many else None
+        ):
             raise TransportError(
                 f"{peer_name(peer)}: {mine} inbound streams of it are open, {total} in all; the new one is refused"
             )
@@ -118,6 +123,27 @@ class Budget:
             else:
                 with self._on_call(peer):
                     yield
+
+    @contextmanager
+    def resting(self, peer: PeerId, seconds: float) -> Iterator[None]:
+        """Hold while a stream of ``peer`` waits for its next body, so many ``seconds`` at most; left early when it has
+        to make room.
+        """
+        with anyio.move_on_after(seconds) as scope:
+            self._resting[scope] = peer
+            try:
+                yield
+            finally:
+                self._resting.pop(scope, None)
+
+    def _end_rest(self, peer: PeerId | None) -> bool:
+        """End the stream that rests longest, of ``peer`` or of any; tell whether there was one."""
+        scope = next((scope for scope, one in self._resting.items() if peer in (None, one)), None)
+        if scope is None:
+            return False
+        del self._resting[scope]  # now: it takes a moment to end
+        scope.cancel()
+        return True
 
     def bytes_of(self, peer: PeerId, nbytes: int) -> AbstractAsyncContextManager[None]:
         """Hold ``nbytes`` on behalf of ``peer``, waiting until they fit; a small body never waits."""

@@ -18,7 +18,18 @@ import anyio
 from decentral.errors import TransportError
 from decentral.flow.budget import Budget
 from decentral.simulate.scenario import Profile
-from decentral.transport.base import Handler, Letter, Letters, Respond, Stream, Traffic, Transport, Uncapped, Watch
+from decentral.transport.base import (
+    Handler,
+    KeptStreams,
+    Letter,
+    Letters,
+    Respond,
+    Stream,
+    Traffic,
+    Transport,
+    Uncapped,
+    Watch,
+)
 from decentral.transport.memory import MemoryLetter, MemoryLetters, MemoryTransport
 from decentral.wire.keys import PeerId
 
@@ -64,6 +75,11 @@ class WeatheredTransport(Uncapped):
     def budget(self) -> Budget:
         """Return ``Transport.budget``."""
         return self._inner.budget
+
+    @property
+    def kept(self) -> KeptStreams:
+        """Return ``Transport.kept``."""
+        return self._inner.kept
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """Do what ``Transport.serve`` says."""

@@ -1,5 +1,5 @@
 """The promise of every transport: streams to a peer id, with back-pressure and three errors. Beside it is what all
-transports share: counts of bytes, the protocols that are served, and addresses.
+transports share: counts of bytes, streams that are kept, the protocols that are served, and addresses.
 
 The laws, the same on every transport and tested on all of them:
 
@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
+
+import anyio
 
 from decentral.errors import ConfigError, DecentralError, ListenError, UsageError
 from decentral.flow.budget import Budget, Limits
@@ -103,6 +105,11 @@ class Transport(Protocol):
     @property
     def budget(self) -> Budget:
         """The share of this process that other peers hold."""
+        ...
+
+    @property
+    def kept(self) -> KeptStreams:
+        """The streams of this peer that are open between two bodies."""
         ...
 
     @property
@@ -186,6 +193,7 @@ class OwnTransport(Uncapped):
         self.peer = peer
         self.traffic = Traffic()
         self.budget = Budget(limits)
+        self.kept = KeptStreams(self.budget.comes_first)
         self.services = Services()
         self.stack: AsyncExitStack | None = None
 
@@ -197,6 +205,7 @@ class OwnTransport(Uncapped):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self.stack is not None, "entered before it is left"
+        await self.kept.close()
         await self.stack.__aexit__(None, None, None)  # the body's error leaves as it is
         return None
 
@@ -244,6 +253,62 @@ class Traffic:
                 return Count()
             self.peers[peer] = Count()
         return self.peers[peer]
+
+
+# ---- streams that are kept ----
+#
+# They stay open from one body to the next one to the same peer, of the same protocol. Opening one costs both ends, with
+# their daemons, two thirds of what a small body costs in all, and a round of small frames opens two to each peer.
+# Kept for members of the run alone, few, and not for long: the other side holds as many.
+
+KEPT = 128  # streams in all
+KEPT_EACH = 2  # of one protocol to one peer: what is said while an answer is under way
+KEPT_FOR = 20.0  # s; less than the other side waits for the next body, so that seldom one is lost in between
+
+
+class KeptStreams:
+    """The open streams of one transport on which nothing is under way. ``keeps``: to whom any are kept."""
+
+    def __init__(self, keeps: Callable[[PeerId], bool]) -> None:
+        self.keeps = keeps
+        self._idle: dict[Stream, tuple[str, float]] = {}  # their protocols, and since when; longest idle first
+        self._over = False
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def take(self, peer: PeerId, protocol: str) -> Stream | None:
+        """Give out the stream of ``protocol`` to ``peer`` that was used last. It may have ended meanwhile."""
+        for stream in reversed(self._idle):
+            kind, since = self._idle[stream]
+            if stream.peer == peer and kind == protocol and anyio.current_time() < since + KEPT_FOR:
+                del self._idle[stream]
+                return stream
+        return None
+
+    async def put(self, stream: Stream, protocol: str) -> None:
+        """Keep a stream on which all was answered, or close it, and close those that were kept for long enough."""
+        now = anyio.current_time()
+        alike = [other for other, (kind, _) in self._idle.items() if other.peer == stream.peer and kind == protocol]
+        surplus = alike[: len(alike) - KEPT_EACH + 1]
+        surplus += [other for other, (_, since) in self._idle.items() if now >= since + KEPT_FOR]
+        if self._over or not self.keeps(stream.peer):
+            surplus.append(stream)
+        else:
+            self._idle[stream] = protocol, now
+            surplus += list(self._idle)[: max(0, len(self._idle) - KEPT)]
+        await self._close(surplus)
+
+    async def close(self) -> None:
+        """Close all, and keep none from now on."""
+        self._over = True
+        await self._close(list(self._idle))
+
+    async def _close(self, streams: list[Stream]) -> None:
+        for stream in dict.fromkeys(streams):
+            self._idle.pop(stream, None)
+        for stream in dict.fromkeys(streams):
+            await stream.aclose()
 
 
 # ---- protocols that are served ----

@@ -23,7 +23,7 @@ from decentral.errors import DecentralError, PayloadError, PeerUnreachable, Stre
 from decentral.flow.budget import Limits
 from decentral.flow.pacing import SECONDS
 from decentral.flow.waiting import Changes
-from decentral.transport.base import Handler, OwnTransport, Respond, Traffic, Watch, attend
+from decentral.transport.base import Handler, KeptStreams, OwnTransport, Respond, Traffic, Watch, attend
 from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, ignore_count
 from decentral.wire.keys import PeerId, Signer, peer_name
 
@@ -181,6 +181,7 @@ class MemoryTransport(OwnTransport):
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, limits: Limits | None = None) -> None:
         super().__init__(peer, limits)
+        self.kept = KeptStreams(lambda peer: False)  # each its own handshake: what takes trips takes no fewer elsewhere
         self.network = network
         self._group: anyio.abc.TaskGroup | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}  # in order of arrival: a set would not replay

@@ -1,7 +1,8 @@
 """Bodies of bytes on streams: one out and at most one back, or many in a row.
 
 Crosses the wire: a little-endian u32 length before each body. Nothing is allocated for a length until it was
-compared with the limit, and then only as the bytes come. A stream costs the daemon about 0.12 ms on loopback.
+compared with the limit, and then only as the bytes come. A stream is opened for the first of them and kept for the next
+between members of a run (`KeptStreams`); on it each is answered before another is sent.
 
 Time-outs are for waiting: for a path, and for an answer to begin. Bytes that move are never timed out, bytes that do
 not are cut by the ``Watchdog``.
@@ -19,7 +20,7 @@ from types import TracebackType
 import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
-from decentral.flow.budget import PIECE, Pace
+from decentral.flow.budget import PIECE, Budget, Pace
 from decentral.flow.pacing import Ack, InFlight, Window
 from decentral.transport.base import UNREAD, Letter, Letters, OnBytes, Respond, Stream, Transport, Watch
 from decentral.wire.keys import PeerId, peer_name
@@ -28,6 +29,7 @@ PREFIX_NBYTES = 4
 _RECEIVED_AT_ONCE = 1 << 20  # bytes asked of the stream at a time
 _SMALLEST = 1 << 14  # bytes of the first piece sent
 _LARGEST = 1 << 18  # bytes sent at a time: the daemon's measured best
+_SETTLED = 1.0  # s for which is waited for the end of an exchange that nobody waits for, so that its stream can be kept
 HANDLED = 60.0  # s for which is waited to hear that a body was handled: buffers on the way may hold most of it
 _QUICK, _SLOW = 0.25, 2.0  # s a piece may take before the next is no larger, or smaller: progress stays visible
 
@@ -48,14 +50,33 @@ async def request(
                 return await letter.answer(limit)
         finally:
             await letter.close()
+    if (stream := _find_kept(transport, peer, protocol, body)) is not None:
+        try:
+            return await _ask(transport, stream, protocol, body, limit, timeout)
+        except _StoodStill:
+            raise
+        except StreamClosed:  # it had ended meanwhile
+            pass
     stream = await open_stream(transport, peer, protocol, timeout)
+    return await _ask(transport, stream, protocol, body, limit, timeout)
+
+
+def _find_kept(transport: Transport, peer: PeerId, protocol: str, body: bytes) -> Stream | None:
+    """Find an open stream for a small body: it may have ended, and a large one would be sent twice then."""
+    return transport.kept.take(peer, protocol) if len(body) <= _SMALLEST else None
+
+
+async def _ask(transport: Transport, stream: Stream, protocol: str, body: bytes, limit: int, timeout: float) -> bytes:
     try:
         await send_body(stream, protocol, body)
-        with _Deadline(peer, protocol, timeout):
+        with _Deadline(stream.peer, protocol, timeout):
             nbytes = await receive_length(stream, protocol, limit)
-        return await receive_body(stream, protocol, nbytes, ignore_count)
-    finally:
+        answer = await receive_body(stream, protocol, nbytes, ignore_count)
+    except BaseException:
         await stream.aclose()
+        raise
+    await transport.kept.put(stream, protocol)
+    return answer
 
 
 async def notify(
@@ -67,7 +88,8 @@ async def notify(
     *,
     on_handled: Callable[[], None] | None = None,
 ) -> None:
-    """Send ``body`` and wait for no answer; ``timeout`` seconds until there is a path. Returning means sent, not read.
+    """Send ``body`` and wait for no answer; ``timeout`` seconds until there is a path. Returning means sent, not read:
+    a second is waited at most, so that the stream can be kept.
 
     ``on_handled`` is called when the peer says that it has handled the body; for that, it is waited a while.
     Raises as ``request`` does.
@@ -83,25 +105,55 @@ async def notify(
         finally:
             await letter.close()
         return
-    stream = await send(transport, peer, protocol, body, timeout)
-    if on_handled is None:
-        await stream.aclose()
-        return
-    with anyio.move_on_after(HANDLED):
-        if await wait_until_handled(stream, protocol):
-            on_handled()
+    kept, handled = _find_kept(transport, peer, protocol, body), False
+    patience = HANDLED if on_handled is not None else _SETTLED if transport.kept.keeps(peer) else 0.0
+    if kept is not None:
+        try:
+            stream = await send(transport, peer, protocol, body, timeout, kept)
+            handled = await _is_handled(transport, stream, protocol, patience)
+        except _StoodStill:
+            raise
+        except StreamClosed:  # it had ended meanwhile
+            kept = None
+    if kept is None:
+        stream = await send(transport, peer, protocol, body, timeout)
+        with suppress(StreamClosed):  # refused: who sent it has done its part
+            handled = await _is_handled(transport, stream, protocol, patience)
+    if handled and on_handled is not None:
+        on_handled()
 
 
-async def send(transport: Transport, peer: PeerId, protocol: str, body: bytes, timeout: float) -> Stream:
-    """Send ``body``, as ``notify`` does; its stream, to be closed or waited on: `wait_until_handled`."""
+async def send(
+    transport: Transport, peer: PeerId, protocol: str, body: bytes, timeout: float, kept: Stream | None = None
+) -> Stream:
+    """Send ``body``, as ``notify`` does; its stream, to be closed or waited on: `wait_until_handled`.
+
+    ``kept``: one that is open already.
+    """
     async with transport.pushing(protocol):
-        stream = await open_stream(transport, peer, protocol, timeout)
+        stream = kept or await open_stream(transport, peer, protocol, timeout)
         try:
             await send_body(stream, protocol, body)
         except BaseException:
             await stream.aclose()
             raise
     return stream
+
+
+async def _is_handled(transport: Transport, stream: Stream, protocol: str, patience: float) -> bool:
+    """Wait ``patience`` s to hear that what was sent was handled; the stream is kept then, and closed else."""
+    handled = False
+    try:
+        if patience:
+            with anyio.move_on_after(patience), suppress(PayloadError):
+                await receive_length(stream, protocol, 0)
+                handled = True
+    finally:
+        if not handled:
+            await stream.aclose()
+    if handled:
+        await transport.kept.put(stream, protocol)
+    return handled
 
 
 async def wait_until_handled(stream: Stream, protocol: str) -> bool:
@@ -126,19 +178,33 @@ def serve_requests(
     wait for the answer; it is dropped.
     """
 
-    async def attend(stream: Stream) -> None:
-        with Watchdog(stream, protocol):
-            nbytes = await receive_length(stream, protocol, limit)
+    async def attend_one(stream: Stream, nbytes: int) -> int | None:
         async with transport.budget.bytes_of(stream.peer, nbytes):
             with nullcontext(ignore_count) if watch is None else watch(stream.peer) as on_bytes:
                 answer = await handler(stream.peer, await receive_body(stream, protocol, nbytes, on_bytes))
         async with transport.budget.answering(stream.peer, len(answer)) as pace:
             await send_body(stream, protocol, answer, pace)
-            await wait_for_end(stream)
+            if not transport.budget.comes_first(stream.peer):
+                await wait_for_end(stream)
+                return None
+        return await _wait_for_next(transport.budget, stream, protocol, limit)
+
+    async def attend(stream: Stream) -> None:
+        with Watchdog(stream, protocol):
+            nbytes: int | None = await receive_length(stream, protocol, limit)
+        while nbytes is not None:
+            nbytes = await attend_one(stream, nbytes)
 
     transport.serve(protocol, attend)
     if transport.letters is not None:
         transport.letters.serve(protocol, handler, limit, watch)
+
+
+async def _wait_for_next(budget: Budget, stream: Stream, protocol: str, limit: int) -> int | None:
+    """Wait for another body on the stream of a member, and return its length; None when there is none."""
+    with budget.resting(stream.peer, UNREAD), suppress(StreamClosed):
+        return await receive_length(stream, protocol, limit)
+    return None
 
 
 async def wait_for_end(stream: Stream) -> None:
@@ -339,6 +405,10 @@ GRACE = 30.0  # s before the least rate counts: slow start, a short outage
 LEAST_RATE = 4096  # bytes/s over all: a fifth of what one of 64 pushes at once gets of a 10 Mbit/s uplink
 
 
+class _StoodStill(StreamClosed):
+    """A transfer was cut: trying it once more would take as long again."""
+
+
 class Watchdog:
     """Cut the block it holds with StreamClosed when no byte moved for ``stall`` seconds, or fewer than ``LEAST_RATE``
     a second after ``GRACE``. Call what it yields with every number of bytes that moved.
@@ -365,7 +435,7 @@ class Watchdog:
             self._stream.watchdogs.remove(self)
         swallowed = self._scope.__exit__(kind, error, trace)
         if self._scope.cancelled_caught:
-            raise StreamClosed(
+            raise _StoodStill(
                 f"{peer_name(self._stream.peer)}: {self._what} stood still for {self._stall:g} s, or crept, after "
                 f"{self._moved} bytes in {anyio.current_time() - self._began:.0f} s; ask another peer or try again"
             ) from None

@@ -22,7 +22,7 @@ from decentral.errors import ConfigError, TransportError
 from decentral.flow.budget import Budget
 from decentral.flow.pacing import Schedule, Turn, UplinkMeter, piece_of
 from decentral.flow.waiting import Changes
-from decentral.transport.base import Count, DhtHost, Handler, Letters, Stream, Traffic, Transport
+from decentral.transport.base import Count, DhtHost, Handler, KeptStreams, Letters, Stream, Traffic, Transport
 from decentral.transport.requests import LEAST_RATE, Holdable
 from decentral.wire.keys import PeerId, peer_name
 
@@ -70,6 +70,7 @@ class ThrottledTransport:
         self.up = None if caps.up is None else Gate(caps.up)
         self.down = None if caps.down is None else Gate(caps.down)
         self.meter = UplinkMeter()
+        self.kept = KeptStreams(inner.kept.keeps)
         self._urgent = frozenset(urgent)
         self._pushes = 0
         self._pushed = Changes()
@@ -137,6 +138,7 @@ class ThrottledTransport:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        await self.kept.close()
         return await self.inner.__aexit__(kind, error, trace)
 
     @asynccontextmanager

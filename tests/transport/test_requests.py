@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
 
 import anyio
 import pytest
 
-from decentral.errors import PeerUnreachable, StreamClosed
+from decentral.errors import PayloadError, PeerUnreachable, StreamClosed
+from decentral.flow.budget import Limits
+from decentral.transport.base import KEPT_EACH, KEPT_FOR, KeptStreams
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import (
     GRACE,
@@ -173,6 +176,142 @@ async def test_an_uplink_that_slows_down_forty_times_is_not_taken_for_a_dead_one
         answer = await request(a, b.peer, ECHO, bytes(12_000_000), limit=100, timeout=10.0)
         assert answer == b"12000000"
         assert anyio.current_time() - began > 15
+
+
+# ---- streams that are kept ----
+
+
+def members(**limits):
+    """Two members of a run, without letters, and how many streams the first has opened."""
+    network = MemoryNetwork(latency=0.05, long=frozenset({ECHO}))
+    a, b = (network.transport(Signer.generate(), limits=Limits(**limits)) for _ in range(2))
+    for one, other in ((a, b), (b, a)):
+        one.budget.prefer({other.peer})
+        one.kept = KeptStreams(one.budget.comes_first)
+    opened, open_ = [], a.open
+
+    async def count_and_open(peer, protocol):
+        opened.append(protocol)
+        return await open_(peer, protocol)
+
+    a.open = count_and_open
+    return a, b, opened
+
+
+async def test_members_say_one_thing_after_another_on_one_stream():
+    a, b, opened = members()
+    serve_requests(b, ECHO, echo, limit=100)
+    async with a, b:
+        for number in range(20):
+            word = b"%d" % number
+            if number % 2:
+                assert await request(a, b.peer, ECHO, word, limit=100, timeout=5.0) == word
+            else:
+                await notify(a, b.peer, ECHO, b"", timeout=5.0)
+            await anyio.sleep(1.0)
+        assert len(opened) == 1
+        assert b.budget.held(a.peer) == (1, 0)
+        await anyio.sleep(KEPT_FOR)
+        assert await request(a, b.peer, ECHO, b"later", limit=100, timeout=5.0) == b"later"
+        assert len(opened) == 2, "a stream is kept for a while"
+        assert len(a.kept) == 1
+
+
+async def test_what_is_said_at_once_goes_on_streams_of_its_own_of_which_few_are_kept():
+    a, b, opened = members()
+    serve_requests(b, ECHO, echo, limit=100)
+    async with a, b:
+        for _ in range(2):
+            async with anyio.create_task_group() as group:
+                for _ in range(5):
+                    group.start_soon(partial(request, a, b.peer, ECHO, b"now", limit=100, timeout=5.0))
+        assert len(opened) == 5 + 5 - KEPT_EACH
+        assert len(a.kept) == KEPT_EACH
+        await anyio.sleep(1.0)
+        assert b.budget.held(a.peer)[0] == KEPT_EACH
+
+
+async def test_outsiders_get_a_stream_for_each_thing_they_say():
+    a, b, opened = members()
+    a.budget.prefer(())
+    b.budget.prefer(())
+    serve_requests(b, ECHO, echo, limit=100)
+    async with a, b:
+        for _ in range(3):
+            assert await request(a, b.peer, ECHO, b"hm", limit=100, timeout=5.0) == b"hm"
+        assert len(opened) == 3
+        await anyio.sleep(1.0)
+        assert b.budget.held(a.peer) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["ask", "tell"])
+async def test_what_was_said_on_a_stream_that_had_ended_is_said_again(kind):
+    a, b, opened = members()
+    heard = []
+
+    async def serve(peer, body):
+        heard.append(body)
+        return body if kind == "ask" else b""
+
+    serve_requests(b, ECHO, serve, limit=100)
+    async with a, b:
+        for word in (b"one", b"two"):
+            if kind == "ask":
+                assert await request(a, b.peer, ECHO, word, limit=100, timeout=5.0) == word
+            else:
+                await notify(a, b.peer, ECHO, word, timeout=5.0)
+            b.stop()  # all that it serves, as by a restart
+            await anyio.sleep(1.0)
+        assert heard == [b"one", b"two"]
+        assert len(opened) == 2
+
+
+async def test_a_body_that_is_refused_ends_its_stream_and_the_next_one_is_served():
+    a, b, _ = members()
+
+    async def serve(peer, body):
+        if body == b"bad":
+            raise PayloadError("drop it")
+        return body
+
+    serve_requests(b, ECHO, serve, limit=100)
+    async with a, b:
+        assert await request(a, b.peer, ECHO, b"good", limit=100, timeout=5.0) == b"good"
+        with pytest.raises(StreamClosed):
+            await request(a, b.peer, ECHO, b"bad", limit=100, timeout=5.0)
+        assert len(a.kept) == 0
+        assert await request(a, b.peer, ECHO, b"good", limit=100, timeout=5.0) == b"good"
+
+
+async def test_a_large_body_goes_on_a_stream_of_its_own():
+    """A stream that is kept may have ended, and then it would be sent for the second time."""
+    a, b, opened = members()
+    serve_requests(b, ECHO, lambda peer, body: _length(body), limit=1 << 20)
+    async with a, b:
+        assert await request(a, b.peer, ECHO, b"small", limit=100, timeout=5.0) == b"5"
+        assert await request(a, b.peer, ECHO, bytes(1 << 20), limit=100, timeout=5.0) == b"1048576"
+        assert len(opened) == 2
+
+
+async def test_streams_that_rest_make_room_for_those_that_do_not():
+    a, b, _ = members(peer_streams=2)
+    serve_requests(b, ECHO, echo, limit=100)
+    b.serve("/test/other", lambda stream: stream.receive_exactly(1))
+    async with a, b:
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(partial(request, a, b.peer, ECHO, b"now", limit=100, timeout=5.0))
+        await anyio.sleep(1.0)
+        assert b.budget.held(a.peer)[0] == 2
+        others = [await a.open(b.peer, "/test/other") for _ in range(3)]
+        await anyio.sleep(1.0)
+        assert b.budget.held(a.peer)[0] == 2, "and no more than that"
+        for stream in others:
+            await stream.aclose()
+
+
+async def echo(peer, body: bytes) -> bytes:
+    return body
 
 
 async def _length(body: bytes) -> bytes:

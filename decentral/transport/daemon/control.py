@@ -224,10 +224,10 @@ class DaemonStream:
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """Return the next ``nbytes``."""
-        self._spoke_last = False
         pieces, missing = [], nbytes
         while missing:
             piece = await self._receive_some(missing)
+            self._spoke_last = False
             if not piece:
                 raise StreamClosed(
                     f"{peer_name(self.peer)}: {nbytes - missing} of {nbytes} bytes came before it ended the stream"

@@ -23,7 +23,7 @@ from decentral.transport.protocols.circuit import (
     relay_of,
     reserve,
 )
-from decentral.transport.protocols.messages import propose
+from decentral.transport.protocols.messages import propose, send_proposal
 from decentral.transport.protocols.noise import Socket
 from decentral.transport.protocols.yamux import NativeStream, Session
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
@@ -208,7 +208,12 @@ class Opener:
         proposed = False
         try:
             with anyio.fail_after(self._timeout):
-                await propose(stream, protocol)
+                if session.agrees(protocol):  # then asking again would be a round trip of nothing else
+                    await send_proposal(stream, protocol)
+                    stream.proposed = protocol
+                else:
+                    await propose(stream, protocol)
+                    session.agreed.add(protocol)
             proposed = True
         except TimeoutError:
             raise PeerUnreachable(f"{peer_name(peer)}: {protocol} was not answered in time; try again") from None

@@ -46,7 +46,8 @@ def read_varint(data: bytes, at: int = 0, longest: int = LONGEST_VARINT) -> tupl
 #
 # Or of a connection: one side proposes by name, the other takes it or says ``na`` (multistream-select).
 #
-# Crosses the wire: each side's ``/multistream/1.0.0`` and the name, about 50 bytes each way and one round trip.
+# Crosses the wire: each side's ``/multistream/1.0.0`` and the name, about 50 bytes each way; one round trip, unless
+# what the stream is for goes along with the proposal.
 #
 # Source: multiformats/multistream-select, README.md.
 
@@ -70,7 +71,17 @@ class Ends(Protocol):
 
 async def propose(ends: Ends, protocol: str) -> None:
     """Have the other side speak ``protocol``. PeerUnreachable when it does not, PayloadError for nonsense."""
+    await send_proposal(ends, protocol)
+    await receive_agreement(ends, protocol)
+
+
+async def send_proposal(ends: Ends, protocol: str) -> None:
+    """Send the first half of ``propose``: to a side that has agreed before, what follows may go along with it."""
     await ends.send(_line(_HEADER) + _line(protocol))
+
+
+async def receive_agreement(ends: Ends, protocol: str) -> None:
+    """Receive the other half. Raises as ``propose`` does."""
     header = await _read_line(ends)
     answer = await _read_line(ends) if header == _HEADER else header
     if answer == _REFUSED and header == _HEADER:

@@ -23,9 +23,10 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from decentral.errors import PayloadError, StreamClosed
+from decentral.errors import PayloadError, PeerUnreachable, StreamClosed
 from decentral.flow.waiting import Changes
 from decentral.transport.base import Traffic
+from decentral.transport.protocols.messages import receive_agreement
 from decentral.transport.protocols.noise import Secured
 from decentral.wire.keys import PeerId, peer_name
 
@@ -43,6 +44,7 @@ _INBOUND = 128
 _LINGERING = 64  # streams closed here and not yet there
 _DISCARDED = 1 << 24  # bytes in one piece for a stream that is gone; go-yamux's largest window
 _PING_EVERY, _SILENT = 15.0, 40.0  # s: a dead path is found, and the NAT in between kept open
+_LATELY = 20.0  # s since bytes came, at most, on a path that lives: a ping is answered within five
 
 
 class Session:
@@ -56,6 +58,7 @@ class Session:
         self.stock, self.outgoing = stock, _Outgoing()
         self.leaving = False  # of either side: no new streams
         self.heard = -math.inf  # when bytes came last
+        self.agreed = set[str]()  # the protocols that the other side has agreed to speak
         self._secured, self._on_stream = secured, on_stream
         self._next, self._theirs = (1, 0) if dialled else (2, 1)  # ours count on by two; theirs are odd or even
         self._streams: dict[int, MuxedStream] = {}
@@ -68,6 +71,10 @@ class Session:
     def usable(self) -> bool:
         """Tell whether new streams may be opened."""
         return not (self.ended or self.leaving)
+
+    def agrees(self, protocol: str) -> bool:
+        """Tell whether the other side is there, and has agreed to speak ``protocol`` before."""
+        return protocol in self.agreed and anyio.current_time() - self.heard < _LATELY
 
     @property
     def idle(self) -> bool:
@@ -523,6 +530,7 @@ class NativeStream:
         self.peer = peer
         self.traffic: Traffic | None = None
         self.muxed = muxed
+        self.proposed: str | None = None  # a protocol, to which the other side's agreement is still to be received
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of ``data``."""
@@ -534,6 +542,8 @@ class NativeStream:
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """Return the next ``nbytes``."""
         await anyio.lowlevel.checkpoint_if_cancelled()
+        if self.proposed is not None:
+            await self._receive_agreement(self.proposed)
         pieces, missing = [], nbytes
         while missing:
             piece = await self.muxed.receive(min(missing, _PIECE))
@@ -557,6 +567,13 @@ class NativeStream:
     def reset(self) -> None:
         """End both directions at once; what was sent may be lost."""
         self.muxed.reset()
+
+    async def _receive_agreement(self, protocol: str) -> None:
+        self.proposed = None
+        try:
+            await receive_agreement(NativeStream(self.peer, self.muxed), protocol)  # which is no payload
+        except (PeerUnreachable, PayloadError) as error:
+            raise StreamClosed(f"{peer_name(self.peer)}: {error}") from None
 
     def _sent(self, nbytes: int) -> None:
         if self.traffic is not None:

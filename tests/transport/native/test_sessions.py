@@ -56,6 +56,23 @@ async def test_streams_beyond_a_bound_are_refused_and_cost_nothing():
         assert flags.count(2) == 128  # taken
 
 
+async def test_what_a_peer_agreed_to_speak_is_spoken_again_without_asking_first():
+    """Of a message that takes one trip, the question made three."""
+    async with connected(native(), native(), answers=echo) as (a, b):
+        (session,) = a.links.sessions.of(b.peer)
+        first = await a.open(b.peer, ECHO)
+        assert first.proposed is None, "asked, and answered"
+        again = await a.open(b.peer, ECHO)
+        assert again.proposed == ECHO, "the answer comes with what the stream is for"
+        assert await request(a, b.peer, ECHO, b"again", limit=100, timeout=10) == b"again"
+        assert a.traffic.total.sent == len(b"again") + 4, "which protocol is spoken is no payload"
+        session.agreed.add("/test/unserved")  # by an older process at that address, say
+        with pytest.raises(StreamClosed, match="not served there"):
+            await (await a.open(b.peer, "/test/unserved")).receive_exactly(1)
+        session.heard -= 30.0  # a path that may be dead
+        assert (await a.open(b.peer, ECHO)).proposed is None
+
+
 async def test_one_peer_holds_only_so_many_connections():
     b, signer = native(), Signer.generate()
     async with b, raw_connection(b, signer) as first, AsyncExitStack() as stack:
