@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
-import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-__all__ = ["compiled", "first_bit", "float32_at", "prefetch", "stream", "wait_for_stores", "which_reach"]
+__all__ = ["compiled", "first_bit", "float32_at", "prefetch", "which_reach"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,8 +48,7 @@ def float32_at(address, size):  # type: ignore[no-untyped-def]
 # Of LLVM, for any processor that it knows.
 
 _BIT, _BYTE, _WORD = ir.IntType(1), ir.IntType(8), ir.IntType(32)
-_WORDS_64, _LINE = ir.VectorType(_WORD, 64), ir.VectorType(_WORD, 16)  # a line of memory is 64 bytes
-_FEW = 4096  # floats that are as well in the cache
+_WORDS_64 = ir.VectorType(_WORD, 64)
 
 
 @intrinsic
@@ -98,48 +96,3 @@ def _address(context: Any, builder: Any, signature: Any, given: Any) -> Any:  # 
     """The address of an element: the first argument is the array, the second its place."""
     array = context.make_array(signature.args[0])(context, builder, given[0])
     return builder.gep(array.data, [given[1]])
-
-
-@compiled
-def stream(given, into):  # type: ignore[no-untyped-def]
-    """Do ``into[:] = given``, float32, past the cache: what is longer than any cache is not read from memory first, to
-    be overwritten. Other threads see it after `wait_for_stores`.
-    """
-    start = min(into.size, np.int64(-into.ctypes.data % 64) // 4) if into.size >= _FEW else into.size
-    for i in range(start):
-        into[i] = given[i]
-    while start + 16 <= into.size:
-        _stream_line(into, np.uint64(start), given)
-        start += 16
-    for i in range(start, into.size):
-        into[i] = given[i]
-
-
-@intrinsic
-def _stream_line(_, into, at, given):  # type: ignore[no-untyped-def]
-    """Sixteen floats; where they go is a whole line."""
-
-    def code(context, builder, signature, passed):  # type: ignore[no-untyped-def]
-        pair = [numba.core.typing.signature(numba.types.void, one, numba.types.uint64) for one in (into, given)]
-        to = _address(context, builder, pair[0], [passed[0], passed[1]])
-        line = builder.load(
-            builder.bitcast(_address(context, builder, pair[1], [passed[2], passed[1]]), _LINE.as_pointer())
-        )
-        line.align = 4
-        store = builder.store(line, builder.bitcast(to, _LINE.as_pointer()))
-        store.align = 64
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_WORD, 1)]))
-        return context.get_dummy_value()
-
-    return numba.types.void(into, numba.types.uint64, given), code
-
-
-@intrinsic
-def wait_for_stores(_):  # type: ignore[no-untyped-def]
-    """Wait until all threads see what was streamed: once for many pieces, as it takes as long as hundreds of them."""
-
-    def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return numba.types.void(), code

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decentral.tensors.compiled import compiled, float32_at, stream, wait_for_stores
+from decentral.tensors.compiled import compiled, float32_at
 from decentral.tensors.memory import fresh, fresh_like
 from decentral.tensors.threads import WORTH_IT, spread
 
@@ -209,12 +209,11 @@ def divide(total: Tensor, divisor: float) -> bool:
 def minus_quotient(left: Tensor, total: Tensor, made: Tensor, divisor: float, factor: float) -> bool:
     """``made <- left - total / divisor * factor``, each step rounded, and zeros in ``total``; whether all is finite.
 
-    Of flat float32 tensors on the processor, on the calling thread: it is for pieces of ``total`` that its cache holds.
-    What is made leaves past the cache, which it would take from the sums: 31 million values take 29 ms so, 38 without.
+    Of flat float32 tensors on the processor, on the calling thread: it is for pieces that its cache holds.
     """
     assert are_flat_alike(left, total, made), "flat float32 on the processor"
     numbers = np.float32(divisor), np.float32(factor)
-    return bool(_minus_quotient(flat(left), flat(total), flat(made), *numbers))
+    return bool(_minus_quotient(flat(left), flat(total), flat(made), flat(made).view(np.uint32), *numbers))
 
 
 def _fill_new(kernel: Callable[..., Any], *given: Any) -> Tensor:
@@ -261,18 +260,20 @@ def _minus_times(left, right, made, factor):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _minus_quotient(left, total, made, divisor, factor):  # type: ignore[no-untyped-def]
-    found, value = np.uint32(0), np.empty(_IN_CACHE, dtype=np.float32)
-    bit = value.view(np.uint32)
+def _minus_quotient(left, total, made, bits, divisor, factor):  # type: ignore[no-untyped-def]
+    found = np.uint32(0)
     for start in range(0, made.size, _IN_CACHE):
-        one, quotient = left[start : start + _IN_CACHE], total[start : start + _IN_CACHE]
-        for i in range(one.size):
+        one, value, quotient = (
+            left[start : start + _IN_CACHE],
+            made[start : start + _IN_CACHE],
+            total[start : start + _IN_CACHE],
+        )
+        bit = bits[start : start + _IN_CACHE]
+        for i in range(value.size):
             value[i] = one[i] - quotient[i] / divisor * factor
             quotient[i] = 0
-        for i in range(one.size):
+        for i in range(bit.size):
             found |= np.uint32((bit[i] & _EXPONENT) == _EXPONENT)
-        stream(value, made[start : start + _IN_CACHE])
-    wait_for_stores()
     return found == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decentral.tensors.compiled import compiled, first_bit, stream, wait_for_stores, which_reach
+from decentral.tensors.compiled import compiled, first_bit, which_reach
 
 
 @compiled
@@ -19,12 +19,6 @@ def found(bits, at, least):
     return places[:n]
 
 
-@compiled
-def streamed(given, into):
-    stream(given, into)
-    wait_for_stores()
-
-
 @pytest.mark.parametrize("at", [0, 1, 7, 136])
 def test_a_bit_for_each_of_64_magnitudes_that_reach(at):
     value = np.random.default_rng(at).standard_normal(200).astype(np.float32)
@@ -34,13 +28,3 @@ def test_a_bit_for_each_of_64_magnitudes_that_reach(at):
     wanted = np.flatnonzero((bits[at : at + 64] & 0x7FFFFFFF) >= least)
     assert found(bits, at, least).tolist() == wanted.tolist()
     assert {0, 63} <= set(wanted.tolist())
-
-
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4111, 9000])
-@pytest.mark.parametrize("shift", range(17))
-def test_what_is_streamed_is_a_copy_wherever_it_begins_and_touches_nothing_else(size, shift):
-    given, into = np.arange(1, size + 1, dtype=np.float32), np.zeros(size + 40, dtype=np.float32)
-    streamed(given, into[shift : shift + size])
-    assert np.array_equal(into[shift : shift + size], given)
-    assert not into[:shift].any()
-    assert not into[shift + size :].any()
