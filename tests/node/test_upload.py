@@ -181,7 +181,8 @@ BULK = {f"/decentral/{name}/1" for name in ("frame", "piece", "fetch", "chain", 
 @scene()
 async def test_everything_a_node_serves_is_urgent_or_known_bulk(lab):
     served = set(lab.add().transport.services.handlers)
-    elsewhere = {"/decentral/pair/1", "/decentral/lane/1", ADMISSION}  # in gossip; by the transport of a run that admits by token
+    # in gossip; by the transport of a run that admits by token
+    elsewhere = {"/decentral/pair/1", "/decentral/lane/1", ADMISSION}
     assert served - elsewhere == (set(URGENT) | BULK) - elsewhere
     assert not BULK & set(URGENT)
 
