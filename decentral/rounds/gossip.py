@@ -224,8 +224,10 @@ class Swapping:
             if not self.state.tasks.spawn(self._send, swap):
                 return None
             await self.state.offload(self._look_at_ours, swap)
-            with anyio.move_on_after(self.punctuality.ceiling + self._seconds_allowed(self.state.me, swap)):
+            with anyio.move_on_after(self.punctuality.ceiling + self._seconds_allowed(self.state.me, swap)) as longest:
                 await swap.written.wait()  # the training thread waits for it
+            if longest.cancelled_caught:
+                swap.sending.cancel()
             with anyio.move_on_after(patience + self._seconds_allowed(swap.partner, swap)):
                 await swap.sent.wait()
                 return await (self._lead(swap) if self.state.me < swap.partner else self._follow(swap))

@@ -383,14 +383,14 @@ async def test_both_frames_of_a_pair_are_on_their_way_at_once(lab, monkeypatch, 
     rate, frame = 20_000.0, []
     monkeypatch.setattr(gossip, "WIDE", wide)
     monkeypatch.setattr(partners, "LANE_PIECE", 4096)
-    lab.network.weights = {protocol: Weight(20.0) for protocol in (broadcast.PUSH, LANE)}
+    lab.network.weights = {protocol: Weight(5.0) for protocol in (broadcast.PUSH, LANE)}
     await lab.start(2)
     monkeypatch.setattr(Partners, "take", lambda *given, take=Partners.take: frame.append(given[1]) or take(*given))
     for member in lab.members:
         lab.network.set_uplink(member.signer.peer, rate)
     seconds = steps_of(lab)
     await lab.until(lambda: len(seconds()) >= 4, limit=900.0)
-    alone = 20.0 * frame[-1].nbytes / rate
+    alone = 5.0 * frame[-1].nbytes / rate
     assert alone < max(seconds()[1:]) < 1.3 * alone + 8 * 0.02
 
 
