@@ -338,9 +338,9 @@ class _Way:
 #
 # Counted from when the first stream was open over there, so neither the way nor what waited on it before counts, and
 # for each quarter of a second after it. What had arrived by any of them, over the time since, is a rate that the
-# uplink has; the highest is that of the frame. Not what arrived within some seconds: of a stream whose first answers were
-# slow, early arrivals count as late ones, beside those that were late, and a link of 238 kB/s was taken for one of
-# 388.
+# uplink has; the highest is that of the frame. Not what arrived within some seconds: of a stream whose first answers
+# were slow, early arrivals count as late ones, beside those that were late, and a link of 238 kB/s was taken for one
+# of 388.
 #
 # Believed after ``SURE`` seconds or when most have a whole copy: a shaper or a buffer lets through at once what the
 # line carries in a tenth of a second, and the first copy of a small frame told 5.8 MB/s of a line of 2.5. One slow
