@@ -79,7 +79,12 @@ def main() -> int:
 
 @contextmanager
 def teams_on(hosts: Sequence[Host], case: Case, against: Sequence[str]) -> Iterator[Mapping[str, Sequence[Worker]]]:
-    """Our peers and those of other systems, one of each on every host, while the block lasts."""
+    """Our peers and those of other systems, one of each on every host, while the block lasts.
+
+    TCP is as Linux has it, cubic, whatever this machine prefers: with bbr no connection begins slowly again.
+    """
+    for host in hosts:
+        host.sysctl("net/ipv4/tcp_congestion_control", "cubic")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         teams = {OURS: stack.enter_context(_ours(case, Path(folder), hosts))}
         yield teams | {system: stack.enter_context(_rivals(system, case, hosts)) for system in against}

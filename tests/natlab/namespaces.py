@@ -107,7 +107,7 @@ class Namespace:
         """A script of nft(8), taken whole or not at all."""
         self._feed(["nft", "-f", "-"], rules)
 
-    def sysctl(self, name: str, value: int) -> None:
+    def sysctl(self, name: str, value: int | str) -> None:
         """Set a kernel parameter, by its path below /proc/sys."""
         self.do(lambda: Path("/proc/sys", name).write_text(str(value)))
 
