@@ -298,6 +298,7 @@ def _from_coded(forms: Sequence[Form], body: Bytes) -> list[Array]:
 
 
 def _from_symbols(forms: Sequence[Form], symbols: Bytes, side: Bytes) -> list[Array]:
+    arrays: list[Array]
     kind, cut = forms[0].kind, zip(forms, _cut(forms, symbols), strict=True)
     if isinstance(kind, Symbols) and all(form.kind == kind for form in forms):  # they are what was sent
         kind.check(symbols)

@@ -244,8 +244,8 @@ def decode_rows(
     none. On the processor.
     """
     value_RC, table = np.empty(tuple(code_RC.shape), dtype=np.float32), _size_table(code_RC.device).numpy()
-    parts = (part.numpy() for part in (code_RC, peak_M, large_R, step_R, _counts_on(counts, code_RC.device)))
-    broken = int(_decode_rows(*parts, table, value_RC))
+    levels, count_M = (peak_M.numpy(), large_R.numpy(), step_R.numpy()), _counts_on(counts, code_RC.device).numpy()
+    broken = int(_decode_rows(code_RC.numpy(), *levels, count_M, table, value_RC))
     return torch.from_numpy(value_RC), broken
 
 

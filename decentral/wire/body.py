@@ -116,7 +116,7 @@ def _read(compressor: Compressor, data: NDArray[np.uint8], shapes: Sequence[Shap
     specs, at = _specs(compressor, shapes), 0
     parts: list[Tensor] = [fresh(0)] * len(specs)
     for members in _streams(specs):
-        forms = [coding.Form(specs[i].kind, specs[i].shape, _dtype(specs[i].kind, specs[i].dtype)) for i in members]
+        forms = [_form(specs[i]) for i in members]
         arrays, taken = coding.decode(forms, data[at:])
         at += taken
         for i, array in zip(members, arrays, strict=True):
@@ -141,11 +141,13 @@ def _streams(specs: Sequence[PartSpec]) -> list[list[int]]:
     return list(members.values())
 
 
-@functools.lru_cache(maxsize=64)  # of all that a body's parts have
-def _dtype(kind: coding.ElementKind, dtype: torch.dtype) -> np.dtype[np.generic]:
-    if isinstance(kind, coding.Floats):
-        return np.dtype(f"u{dtype.itemsize}")
-    return np.dtype(str(dtype).removeprefix("torch."))
+def _form(spec: PartSpec) -> coding.Form:
+    return coding.Form(spec.kind, spec.shape, _dtype(spec.dtype, as_unsigned=isinstance(spec.kind, coding.Floats)))
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype(dtype: torch.dtype, *, as_unsigned: bool) -> np.dtype[np.generic]:
+    return np.dtype(f"u{dtype.itemsize}" if as_unsigned else str(dtype).removeprefix("torch."))
 
 
 def to_array(part: Tensor) -> Array:
