@@ -205,8 +205,10 @@ class OwnTransport(Uncapped):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self.stack is not None, "entered before it is left"
-        await self.kept.close()
-        await self.stack.__aexit__(None, None, None)  # the body's error leaves as it is
+        try:
+            await self.kept.close()
+        finally:  # who is cancelled takes down the rest all the same
+            await self.stack.__aexit__(None, None, None)  # the body's error leaves as it is
         return None
 
 
@@ -305,10 +307,10 @@ class KeptStreams:
         await self._close(list(self._idle))
 
     async def _close(self, streams: list[Stream]) -> None:
-        for stream in dict.fromkeys(streams):
-            self._idle.pop(stream, None)
-        for stream in dict.fromkeys(streams):
-            await stream.aclose()
+        async with AsyncExitStack() as every:  # each of them, also by who is cancelled meanwhile
+            for stream in dict.fromkeys(streams):
+                self._idle.pop(stream, None)
+                every.push_async_callback(stream.aclose)
 
 
 # ---- protocols that are served ----

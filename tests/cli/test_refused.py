@@ -290,6 +290,7 @@ COMMANDS: dict[str, list[Row]] = {
         ("--data noise", 30, ""),
     ],
     "bench transport": [("--bogus", 2, "")],
+    "bench stages": [("--peers 1", 2, ""), ("--compressor nosuch", 10, "")],
     "bench exchange": [("--peers 1", 2, ""), ("--compressor nosuch", 10, "")],
     "lab": [
         ("absent.toml", 10, ""),
