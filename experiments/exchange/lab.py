@@ -22,7 +22,7 @@ from pathlib import Path
 from decentral.benchmarks.exchange import BOUNDS, Case, ExchangeResult, Step, Worker, step, swarm
 from experiments.exchange.rival_peer import SYSTEMS, RivalSeat
 from tests.natlab.lab import Host, Lab
-from tests.natlab.namespaces import why_impossible
+from tests.natlab.namespaces import LabError, why_impossible
 from tests.natlab.wires import Line
 
 OURS = "decentral"  # among teams
@@ -81,13 +81,22 @@ def main() -> int:
 def teams_on(hosts: Sequence[Host], case: Case, against: Sequence[str]) -> Iterator[Mapping[str, Sequence[Worker]]]:
     """Our peers and those of other systems, one of each on every host, while the block lasts.
 
-    TCP is as Linux has it, cubic, whatever this machine prefers: with bbr no connection begins slowly again.
+    TCP is as Linux has it, cubic, whatever this machine prefers: with bbr no connection begins slowly again. LabError
+    where it may not be chosen.
     """
-    for host in hosts:
-        host.sysctl("net/ipv4/tcp_congestion_control", "cubic")
+    _choose_cubic(hosts)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         teams = {OURS: stack.enter_context(_ours(case, Path(folder), hosts))}
         yield teams | {system: stack.enter_context(_rivals(system, case, hosts)) for system in against}
+
+
+def _choose_cubic(hosts: Sequence[Host]) -> None:
+    try:
+        for host in hosts:
+            host.sysctl("net/ipv4/tcp_congestion_control", "cubic")
+    except PermissionError:
+        how = 'sysctl -w net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"'
+        raise LabError(f"this machine lets no namespace have TCP's usual congestion control; allow it: {how}") from None
 
 
 def in_turns(teams: Mapping[str, Sequence[Worker]], warm: int, rounds: int) -> dict[str, list[Step]]:
