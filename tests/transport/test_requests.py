@@ -310,24 +310,6 @@ async def test_streams_that_rest_make_room_for_those_that_do_not():
             await stream.aclose()
 
 
-async def test_who_is_cancelled_ends_all_the_streams_that_it_kept_and_is_there_no_more():
-    a, b, _ = members()
-    serve_requests(b, ECHO, echo, limit=100)
-    async with b:
-        with anyio.CancelScope() as scope:
-            async with a:
-                async with anyio.create_task_group() as group:
-                    for _ in range(KEPT_EACH):
-                        group.start_soon(partial(request, a, b.peer, ECHO, b"now", limit=100, timeout=5.0))
-                assert len(a.kept) == KEPT_EACH
-                scope.cancel()
-        await anyio.sleep(1.0)
-        assert len(a.kept) == 0
-        assert b.budget.held(a.peer) == (0, 0)
-        with pytest.raises(PeerUnreachable):
-            await b.open(a.peer, ECHO)
-
-
 async def echo(peer, body: bytes) -> bytes:
     return body
 

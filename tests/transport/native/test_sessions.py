@@ -73,6 +73,25 @@ async def test_what_a_peer_agreed_to_speak_is_spoken_again_without_asking_first(
         assert (await a.open(b.peer, ECHO)).proposed is None
 
 
+async def test_who_is_cancelled_while_it_leaves_ends_the_streams_that_it_kept_and_its_connections():
+    a, b = native(), native()
+    serve_requests(b, ECHO, echo_body, limit=100)
+    async with b:
+        with anyio.CancelScope() as scope:
+            async with a:
+                a.budget.prefer({b.peer})
+                await a.connect(b.peer, b.addresses())
+                assert await request(a, b.peer, ECHO, b"so", limit=100, timeout=10) == b"so"
+                assert len(a.kept) == 1
+                scope.cancel()
+        assert len(a.kept) == 0
+        await until(lambda: not b.links.sessions.of(a.peer))
+
+
+async def echo_body(peer: bytes, body: bytes) -> bytes:
+    return body
+
+
 async def test_one_peer_holds_only_so_many_connections():
     b, signer = native(), Signer.generate()
     async with b, raw_connection(b, signer) as first, AsyncExitStack() as stack:
