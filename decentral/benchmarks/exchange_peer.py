@@ -180,7 +180,10 @@ class ExchangeContestant:
         began, replica = time.monotonic(), self.node.replica
         step = head.outer_step if step is None else step
         made = self._schedule.take(self._model, 0, replica.anchors[0], head.hash, 1, outer_step=step)
-        assert made is not None, "nobody is away"
+        if made is None:  # too many rounds went by without what it has: it begins anew
+            self._schedule.restart(self._model, replica.anchors, (0,))
+            self._train()
+            return self._take(head, step)
         made.check_finite(replica)
         self._held += time.monotonic() - began
         return made
