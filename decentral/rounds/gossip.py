@@ -204,7 +204,7 @@ class Swapping:
         self.partners, self.punctuality = partners, partners.punctuality
         self._current: Swap | None = None
         self._outcomes: dict[int, tuple[bytes, bytes]] = {}  # step -> (partner's frame, YES or NO)
-        self._lanes = Lanes(lambda header: self.driver.frames.max_nbytes(header, self.state.head))
+        self._lanes = Lanes(self._max_nbytes)
         serve_requests(self.transport, PAIR, self._on_commit, limit=_COMMIT.size)
         serve_sequences(
             self.transport, LANE, self._on_piece, limit=LANE_NBYTES, watch=lambda peer: nullcontext(ignore_count)
@@ -287,6 +287,13 @@ class Swapping:
         whole = self._lanes.add(data, peer)
         if whole is not None:
             await self.driver.frames.take(whole)
+
+    def _max_nbytes(self, header: Header) -> int:
+        """Return the bytes that the body of a swap may have. PayloadError before any of it is kept, for one of a peer
+        that is no member, or of no step.
+        """
+        self.partners.check(header, self.state.head)
+        return self.driver.frames.max_nbytes(header, self.state.head)
 
     def _seconds_allowed(self, peer: PeerId, swap: Swap) -> float:
         """Return the seconds that a frame as large as ours may be on its way from ``peer``."""

@@ -14,7 +14,7 @@ from decentral.consensus.chain import NOTHING, Head
 from decentral.consensus.timing import ENOUGH, SPREAD, WINDOW
 from decentral.dissemination.reassembly import MaxNbytes, Reassembly
 from decentral.errors import PayloadError
-from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind
+from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header
 from decentral.wire.keys import PeerId
 from decentral.wire.pieces import PIECE_HEAD_NBYTES, Piece, read_piece
 
@@ -54,14 +54,7 @@ class Partners:
     def take(self, frame: Frame, decoded: Tensor, head: Head) -> None:
         """Take a partner's checked frame. Raises PayloadError for one that belongs to no step."""
         header = frame.header
-        if header.sender not in head.members:
-            raise PayloadError("swap of a peer that is no member; drop it")
-        if header.round >= self.steps:
-            raise PayloadError(f"gossip step {header.round} of a run of {self.steps}; drop the frame")
-        if header.fragment != header.round % self.num_fragments:
-            raise PayloadError(f"gossip step {header.round} is not of fragment {header.fragment}; drop the frame")
-        if header.channels != self.channels(header.round):
-            raise PayloadError(f"gossip step {header.round} with {header.channels} channels; drop the frame")
+        self.check(header, head)
         self._seen[header.sender] = max(self.seen(header.sender), header.round)
         self._behind[header.sender] = self.step - header.round
         fits = self.step <= header.round <= self.step + AHEAD and header.base == NOTHING
@@ -70,6 +63,17 @@ class Partners:
             return  # a partner of a step that is over here: its commit is answered NO
         self._frames.setdefault((header.sender, header.round), (frame, decoded))
         self.wake()
+
+    def check(self, header: Header, head: Head) -> None:
+        """Raise PayloadError unless a frame with this header is a member's, of some step of the run."""
+        if header.sender not in head.members:
+            raise PayloadError("swap of a peer that is no member; drop it")
+        if header.round >= self.steps:
+            raise PayloadError(f"gossip step {header.round} of a run of {self.steps}; drop the frame")
+        if header.fragment != header.round % self.num_fragments:
+            raise PayloadError(f"gossip step {header.round} is not of fragment {header.fragment}; drop the frame")
+        if header.channels != self.channels(header.round):
+            raise PayloadError(f"gossip step {header.round} with {header.channels} channels; drop the frame")
 
     def frame(self, peer: PeerId, step: int) -> tuple[Frame, Tensor] | None:
         """Return the frame of ``peer`` for ``step`` and what it decodes to, if it came."""

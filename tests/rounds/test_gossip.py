@@ -446,6 +446,18 @@ def test_nothing_is_kept_of_a_piece_that_is_no_swap_of_who_sends_it_or_too_long(
 
 
 @scene("noloco", peers=2)
+async def test_nothing_is_kept_of_a_piece_of_a_stranger_even_of_one_that_is_let_in(lab):
+    await meet(lab)
+    swapping = lab.members[0].node.gossip.swapping
+    swapping.driver.frames.inbox.admits = lambda newcomer: True
+    stranger = signer_of(77)
+    header = replace(swap_of(stranger, 3).header, run=swapping.state.head.run)
+    with pytest.raises(PayloadError, match="no member"):
+        swapping._lanes.add(next(cut(seal(header, b"few", stranger))), stranger.peer)
+    assert not swapping._lanes._coming
+
+
+@scene("noloco", peers=2)
 async def test_a_frame_that_breaks_off_on_its_streams_costs_the_step_and_not_the_next_one(lab, monkeypatch):
     monkeypatch.setattr(gossip, "WIDE", 0)
     monkeypatch.setattr(partners, "LANE_PIECE", 1 << 12)
