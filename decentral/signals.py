@@ -7,6 +7,9 @@ a step is in no checkpoint. A second signal is heard at once.
 Who handled a signal before is called, too, at the end of such a step. Where nobody did, Python would have ended the
 process there: it ends once the peer has left, with the code that shells give that, 128 + signal. What is ignored
 (``nohup``) stays ignored.
+
+No signal is handled amid an import's own bookkeeping, but a moment later: an exception that is raised there, in Python
+3.11, leaves a lock behind that every other thread's next import waits for.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 ONE_SIGNAL = 0.1  # s
 # Steps that may begin after it on a process that does not talk to the swarm: the others' boundary may have begun.
 STEPS_TO_HEAR = 2
+IMPORTS = "<frozen importlib._bootstrap>"  # the file of what takes the locks of imports; modules' own code is elsewhere
+UNTIL_AGAIN = 0.02  # s
 
 
 def drop_closed_terminal() -> None:
@@ -37,6 +42,13 @@ def drop_closed_terminal() -> None:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, descriptor)
                 os.close(nowhere)
+
+
+def _send_to_main_thread(number: int) -> None:
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)  # it hears that amid any waiting, too
+    else:
+        signal.raise_signal(number)
 
 
 class StopSignals:
@@ -100,6 +112,9 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._here:  # a worker that was forked
             self._in_a_worker(number, frame)
+            return
+        if frame is not None and frame.f_code.co_filename == IMPORTS:
+            threading.Timer(UNTIL_AGAIN, _send_to_main_thread, [number]).start()
             return
         drop_closed_terminal()
         now, last = time.monotonic(), self._heard.get(number)

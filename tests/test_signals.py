@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from decentral import signals
 from decentral.signals import StopSignals
+from tests.kit.patience import PATIENCE
 
 pty = pytest.importorskip("pty", reason="no SIGHUP and no fork there")
 
@@ -161,6 +163,39 @@ def test_a_worker_that_was_forked_ends_by_sigterm_and_leaves_a_closing_terminal_
         assert in_a_fork(lambda: signal.raise_signal(signal.SIGTERM)) == -signal.SIGTERM
         assert in_a_fork(lambda: signal.raise_signal(signal.SIGHUP)) == 7
     assert asked.words == []
+
+
+IMPORTS = """
+import _imp, signal, threading
+from decentral.signals import StopSignals
+
+def hold(is_held, handled, main):
+    _imp.acquire_lock()
+    is_held.set()
+    handled.wait(0.2)  # until the import waits for the lock: if it does not yet, this test shows nothing, and passes
+    signal.pthread_kill(main, signal.SIGINT)
+    handled.wait(0.2)
+    _imp.release_lock()
+
+is_held, handled = threading.Event(), threading.Event()
+other = threading.Thread(target=hold, args=(is_held, handled, threading.get_ident()))
+with StopSignals(lambda: None, lambda: None, lambda: False) as heard:
+    heard.politely()
+    other.start()
+    is_held.wait()
+    try:
+        import colorsys
+        handled.wait(10)
+    except KeyboardInterrupt:
+        print("heard", _imp.lock_held())
+other.join()
+"""
+
+
+def test_ctrl_c_while_a_module_is_imported_leaves_no_lock_of_imports_behind() -> None:
+    """A process that compiled beside its imports hung after Ctrl-C, where the machine was busy."""
+    found = subprocess.run([sys.executable, "-c", IMPORTS], stdout=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert found.stdout.split() == ["heard", "False"]
 
 
 LEAVES = """

@@ -160,9 +160,10 @@ def piece_of(rate: float) -> int:
 # A turn comes when the uplink should have carried what was begun before, or when few are under way: a wrong estimate
 # makes more of them share the uplink, or fewer, and a peer that takes nothing holds nobody up.
 #
-# The rate is what arrived elsewhere between two answers, the last one before a frame was begun and its
-# own. Counted from when frames began, as a lease counts it, every trip made the line slower: 2.6 MB/s of one of 3.5;
-# frames were begun that slowly, and no round could tell of more (experiments/LOG.md).
+# The rate is what arrived elsewhere from one answer to a later one, over that time, or over the time between the turns
+# of the two frames if that was longer, as answers may come together. No sample holds a trip: counted from when frames
+# began, a line of 3.5 MB/s was one of 2.6, one of 125 became slower with every round, and frames were begun so slowly
+# that no round could tell of more (experiments/LOG.md).
 #
 # Source: the order is that of the pairwise exchange in Thakur, Rabenseifner and Gropp, "Optimization of
 # collective communication operations in MPICH", 2005; the samples are those of Cardwell et al., "BBR:
@@ -174,12 +175,21 @@ SAMPLES = 16  # of the last frames, less than a round has: a line that changed i
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """A frame that has arrived."""
+
+    arrived: int  # bytes, of all frames and with it
+    turn: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sending:
-    """A frame that was begun, and what had arrived before it."""
+    """A frame that was begun."""
 
     nbytes: int
-    arrived: int  # bytes, of all frames
-    since: float  # when the last of those had arrived, or when this one was begun if nothing was under way
+    turn: float  # when it was, by the rate: later than the frame was begun where few were under way
+    before: Arrival | None  # the last one then; None: nothing had arrived since the line stood still
 
 
 class SendQueue:
@@ -188,9 +198,11 @@ class SendQueue:
     def __init__(self) -> None:
         self._queue = anyio.Lock()  # first come, first served
         self._under_way = 0
-        self._free_at = 0.0
+        self._free_at = self._turn = 0.0
         self._fewer = Changes()
-        self._arrived, self._last = 0, 0.0  # bytes, and when
+        self._arrived = 0  # bytes
+        self._first: Arrival | None = None  # since the line stood still
+        self._last: Arrival | None = None
         self._rates: deque[float] = deque(maxlen=SAMPLES)
 
     @property
@@ -205,18 +217,24 @@ class SendQueue:
                 with anyio.move_on_after(self._free_at - anyio.current_time()):
                     while self._under_way >= FEW:
                         await self._fewer.next()
-                self._free_at = anyio.current_time() + nbytes / (HASTE * rate)
+            now, takes = anyio.current_time(), nbytes / (HASTE * rate) if rate else 0.0
+            self._free_at = now + takes
             if not self._under_way:
-                self._last = anyio.current_time()
+                self._first = self._last = None
+                self._turn = now
             self._under_way += 1
-            return Sending(nbytes, self._arrived, self._last)
+            self._turn = max(now, self._turn + takes)
+            return Sending(nbytes, self._turn, self._last)
 
     def arrive(self, sending: Sending) -> None:
         """Note that a frame has arrived."""
-        now = anyio.current_time()
-        self._arrived, self._last = self._arrived + sending.nbytes, now
-        if now > sending.since:
-            self._rates.append((self._arrived - sending.arrived) / (now - sending.since))
+        self._arrived += sending.nbytes
+        self._last = Arrival(self._arrived, sending.turn, anyio.current_time())
+        if before := sending.before or self._first:
+            seconds = max(self._last.at - before.at, self._last.turn - before.turn)
+            if seconds > 0:
+                self._rates.append((self._arrived - before.arrived) / seconds)
+        self._first = self._first or self._last
 
     def end(self) -> None:
         """Note that a frame that was begun is no longer under way."""
