@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 
 import anyio
 import anyio.abc
@@ -437,19 +437,19 @@ class Uplinks:
     def for_owners(self, peers: Sequence[PeerId]) -> list[float]:
         """Bytes per second for a reduce; private peers own nothing of it, unless all are.
 
-        What a peer says of its line counts for at most what this one has had from it, as many times as it sends to
-        others; that of one from whom nothing was had yet, for no more than is usual of those from whom something was.
-        Else whoever claims the most owns all that the others apply.
+        What a peer says of its line counts for at most as many times the usual one as this peer had from it of what it
+        had from the usual one; of one from whom nothing was had yet, for no more than the usual line. Else whoever
+        claims the most owns all that the others apply.
         """
-        lines, copies, me = self.lines_of(peers), max(1, len(peers) - 1), self.directory.own.draft().peer
+        lines, me = self.lines_of(peers), self.directory.own.draft().peer
         nobody = not any(line.passes_on for line in lines)
-        seen = {peer: rate * copies for peer in peers if (rate := self.received(peer)) is not None}
-        usual = median(seen.values()) if seen else median(line.rate for line in lines)
+        seen = {peer: rate for peer in peers if (rate := self.received(peer)) is not None}
+        usual, usual_seen = median_low(line.rate for line in lines), median(seen.values() or [1.0])
         capped = [
-            line.rate if peer == me else min(line.rate, seen.get(peer, usual))
+            line.rate if peer == me else min(line.rate, usual * seen.get(peer, usual_seen) / usual_seen)
             for peer, line in zip(peers, lines, strict=True)
         ]
-        return [rate if line.passes_on or nobody else 0.0 for rate, line in zip(capped, lines, strict=True)]
+        return [rate if line.passes_on or nobody else 0.0 for rate, line in zip(even_out(capped), lines, strict=True)]
 
     def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
         """Estimate the seconds, as `Takes` asks for. In a reduce, slices and results are about two bodies."""
