@@ -119,6 +119,7 @@ class Swarm:
             compressor=self.compressor,
             capped=False,
             rounds=10_000,
+            transport="native",  # that of every install
         )
 
 
