@@ -189,8 +189,8 @@ def _public_key(raw: bytes) -> X25519PublicKey:
 # one message that is not whole yet.
 #
 # A message is of no use before it is whole, and a thin line brings a few kilobytes at a time: where the system can, it
-# wakes this process for half a long message, not for every packet. Of a reduce of 8 MB among four at 20 Mbit/s that took
-# 1.10 s of a peer's processor to 0.73; a quarter of a message, to 0.85, a whole one to 0.73 (experiments/LOG.md).
+# wakes this process for half a long message, not for every packet. A reduce of 8 MB among four at 20 Mbit/s then takes
+# 0.73 s of a peer's processor and not 1.10 (experiments/LOG.md).
 
 NOISE = "/noise"
 _READ = 1 << 18  # bytes asked of the socket at a time

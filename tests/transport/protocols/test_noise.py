@@ -1,13 +1,20 @@
 """The handshake without a network: who is proven, and what altered bytes lead to."""
 
+import sys
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decentral.errors import PayloadError
+from decentral.errors import PayloadError, StreamClosed
 from decentral.transport.protocols.messages import bytes_field, bytes_fields
-from decentral.transport.protocols.noise import Cipher, Handshake
+from decentral.transport.protocols.noise import Cipher, Handshake, Plain
 from decentral.wire.keys import Signer
+from tests.kit.patience import PATIENCE
 
 ALICE, BOB = Signer(bytes(range(32))), Signer(bytes(range(1, 33)))
 
@@ -90,3 +97,79 @@ def test_any_bytes_are_a_message_or_a_payload_error(data):
 def test_fields_come_back_by_their_number_and_numbers_are_passed_over():
     message = bytes_field(1, b"key") + b"\x18\x2a" + bytes_field(2, b"") + bytes_field(1, b"x" * 300)
     assert bytes_fields(message) == {1: [b"key", b"x" * 300], 2: [b""]}
+
+
+# ---- a message that comes a little at a time ----
+
+
+class Counting:
+    """A socket, and how often it was read."""
+
+    def __init__(self, inner):
+        self.inner, self.reads = inner, 0
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    async def receive(self, max_bytes):
+        self.reads += 1
+        return await self.inner.receive(max_bytes)
+
+
+@asynccontextmanager
+async def two_ends():
+    """Both ends of a connection on loopback: one to send on, and one read as messages are, with its count."""
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(SocketAttribute.local_port)
+        near = await anyio.connect_tcp("127.0.0.1", port)
+        far = await SocketStream.from_socket(await anyio.to_thread.run_sync(accept, listener))
+        plain = Plain(far)
+        plain._socket = counting = Counting(far)
+        async with near, far:
+            yield near, plain, counting
+
+
+def accept(listener):
+    raw = listener.listeners[0].extra(SocketAttribute.raw_socket)
+    raw.setblocking(True)
+    made, _ = raw.accept()
+    raw.setblocking(False)
+    made.setblocking(False)
+    return made
+
+
+async def say(near, message, piece):
+    """Send it as a thin line would bring it: the reader may look after every piece."""
+    for start in range(0, len(message), piece):
+        await near.send(message[start : start + piece])
+        await anyio.wait_all_tasks_blocked()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a system may not know SO_RCVLOWAT, or wake early")
+async def test_a_message_that_comes_a_kilobyte_at_a_time_is_read_a_few_times():
+    message = bytes(range(256)) * 240
+    async with two_ends() as (near, plain, counting):
+        for _ in range(3):
+            found = []
+            async with anyio.create_task_group() as group:
+                group.start_soon(say, near, len(message).to_bytes(2, "big") + message, 1000)
+                found.append(await plain.receive_message())
+            assert found == [message]
+        assert counting.reads <= 3 * 4
+
+
+@pytest.mark.parametrize("sent", [1, 2, 10, 40_000])
+async def test_a_message_that_ends_early_is_known_to_at_once(sent):
+    async with two_ends() as (near, plain, _):
+        await near.send(((50_000).to_bytes(2, "big") + bytes(50_000))[:sent])
+        await near.send_eof()
+        with anyio.fail_after(PATIENCE), pytest.raises(StreamClosed):
+            await plain.receive_message()
+
+
+async def test_short_messages_after_a_long_one_are_not_waited_for_in_vain():
+    async with two_ends() as (near, plain, _):
+        for length in (60_000, 3, 1, 40_000, 1):
+            await near.send(length.to_bytes(2, "big") + bytes(length))
+            with anyio.fail_after(PATIENCE):
+                assert await plain.receive_message() == bytes(length)
