@@ -160,10 +160,10 @@ def piece_of(rate: float) -> int:
 # A turn comes when the uplink should have carried what was begun before, or when few are under way: a wrong estimate
 # makes more of them share the uplink, or fewer, and a peer that takes nothing holds nobody up.
 #
-# The rate is what arrived elsewhere from one answer to a later one, over that time, or over the time between the turns
-# of the two frames if that was longer, as answers may come together. No sample holds a trip: counted from when frames
-# began, a line of 3.5 MB/s was one of 2.6, one of 125 became slower with every round, and frames were begun so slowly
-# that no round could tell of more (experiments/LOG.md).
+# The rate is what arrived elsewhere from one answer to a later one, over that time; answers may come together, so it is
+# no more than frames were begun at. No sample holds a trip: counted from when frames began, a line of 3.5 MB/s was one
+# of 2.6, one of 125 became slower with every round, and frames were begun so slowly that no round could tell of more
+# (experiments/LOG.md).
 #
 # Source: the order is that of the pairwise exchange in Thakur, Rabenseifner and Gropp, "Optimization of
 # collective communication operations in MPICH", 2005; the samples are those of Cardwell et al., "BBR:
@@ -176,10 +176,9 @@ SAMPLES = 16  # of the last frames, less than a round has: a line that changed i
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A frame that has arrived."""
+    """The moment when a frame had arrived."""
 
-    arrived: int  # bytes, of all frames and with it
-    turn: float
+    nbytes: int  # of all frames until then
     at: float
 
 
@@ -188,7 +187,7 @@ class Sending:
     """A frame that was begun."""
 
     nbytes: int
-    turn: float  # when it was, by the rate: later than the frame was begun where few were under way
+    most: float  # bytes/s at which frames were begun
     before: Arrival | None  # the last one then; None: nothing had arrived since the line stood still
 
 
@@ -198,7 +197,7 @@ class SendQueue:
     def __init__(self) -> None:
         self._queue = anyio.Lock()  # first come, first served
         self._under_way = 0
-        self._free_at = self._turn = 0.0
+        self._free_at = 0.0
         self._fewer = Changes()
         self._arrived = 0  # bytes
         self._first: Arrival | None = None  # since the line stood still
@@ -208,33 +207,35 @@ class SendQueue:
     @property
     def rate(self) -> float | None:
         """Return the bytes per second that arrive elsewhere; None: not known."""
-        return sorted(self._rates)[-2:][0] if self._rates else None  # the highest may be of answers that came together
+        return _second_best([*self._rates]) if self._rates else None  # the best may be of answers that came together
 
     async def begin(self, nbytes: int) -> Sending:
         """Wait until it is the turn of a frame of so many bytes; ``end`` when it has arrived or will not."""
         async with self._queue:
+            most = math.inf
             if (rate := self.rate) is not None:
                 with anyio.move_on_after(self._free_at - anyio.current_time()):
                     while self._under_way >= FEW:
                         await self._fewer.next()
-            now, takes = anyio.current_time(), nbytes / (HASTE * rate) if rate else 0.0
-            self._free_at = now + takes
+                most = HASTE * rate
+                self._free_at = anyio.current_time() + nbytes / most
             if not self._under_way:
                 self._first = self._last = None
-                self._turn = now
             self._under_way += 1
-            self._turn = max(now, self._turn + takes)
-            return Sending(nbytes, self._turn, self._last)
+            return Sending(nbytes, most, self._last)
 
     def arrive(self, sending: Sending) -> None:
         """Note that a frame has arrived."""
+        now = anyio.current_time()
         self._arrived += sending.nbytes
-        self._last = Arrival(self._arrived, sending.turn, anyio.current_time())
-        if before := sending.before or self._first:
-            seconds = max(self._last.at - before.at, self._last.turn - before.turn)
-            if seconds > 0:
-                self._rates.append((self._arrived - before.arrived) / seconds)
-        self._first = self._first or self._last
+        self._last = Arrival(self._arrived, now)
+        if (before := sending.before or self._first) is None:
+            self._first = self._last
+            return
+        seconds = now - before.at
+        found = (self._arrived - before.nbytes) / seconds if seconds > 0 else math.inf
+        if (sample := min(found, sending.most)) < math.inf:
+            self._rates.append(sample)
 
     def end(self) -> None:
         """Note that a frame that was begun is no longer under way."""
