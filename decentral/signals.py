@@ -9,7 +9,8 @@ process there: it ends once the peer has left, with the code that shells give th
 (``nohup``) stays ignored.
 
 No signal is handled amid an import's own bookkeeping, but a moment later: an exception that is raised there, in Python
-3.11, leaves a lock behind that every other thread's next import waits for.
+3.11, leaves a lock behind that every other thread's next import waits for. An import that stays there, as it waits for
+another thread, holds a signal back for some seconds and no longer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ONE_SIGNAL = 0.1  # s
 STEPS_TO_HEAR = 2
 IMPORTS = "<frozen importlib._bootstrap>"  # the file of what takes the locks of imports; modules' own code is elsewhere
 UNTIL_AGAIN = 0.02  # s
+HELD_BACK = 5.0  # s, at most
 
 
 def drop_closed_terminal() -> None:
@@ -66,6 +68,7 @@ class StopSignals:
         self._here = os.getpid()
         self._heard: dict[int, float] = {}  # by signal, monotonic s
         self._held: list[int] = []  # to be handled when the step is over
+        self._importing: dict[int, float] = {}  # monotonic s since which a signal is held back, by signal
         self._steps_since = 0
         self._is_polite = False
 
@@ -113,11 +116,13 @@ class StopSignals:
         if os.getpid() != self._here:  # a worker that was forked
             self._in_a_worker(number, frame)
             return
-        if frame is not None and frame.f_code.co_filename == IMPORTS:
+        now, last = time.monotonic(), self._heard.get(number)
+        is_amid_import = frame is not None and frame.f_code.co_filename == IMPORTS
+        if is_amid_import and now < self._importing.setdefault(number, now) + HELD_BACK:
             threading.Timer(UNTIL_AGAIN, _send_to_main_thread, [number]).start()
             return
+        self._importing.pop(number, None)
         drop_closed_terminal()
-        now, last = time.monotonic(), self._heard.get(number)
         if last is not None and self._ends_the_process(number) and self._says_nothing_new(number, now - last):
             return
         again, self._heard[number] = last is not None, now

@@ -166,26 +166,26 @@ def test_a_worker_that_was_forked_ends_by_sigterm_and_leaves_a_closing_terminal_
 
 
 IMPORTS = """
-import _imp, signal, threading
-from decentral.signals import StopSignals
+import _imp, signal, sys, threading
+from decentral import signals
 
-def hold(is_held, handled, main):
+def interrupt_import(is_held, main):
     _imp.acquire_lock()
     is_held.set()
-    handled.wait(0.2)  # until the import waits for the lock: if it does not yet, this test shows nothing, and passes
+    while sys._current_frames()[main].f_code.co_filename != signals.IMPORTS:
+        interrupted.wait(0.001)
     signal.pthread_kill(main, signal.SIGINT)
-    handled.wait(0.2)
     _imp.release_lock()
 
-is_held, handled = threading.Event(), threading.Event()
-other = threading.Thread(target=hold, args=(is_held, handled, threading.get_ident()))
-with StopSignals(lambda: None, lambda: None, lambda: False) as heard:
+is_held, interrupted = threading.Event(), threading.Event()
+other = threading.Thread(target=interrupt_import, args=(is_held, threading.get_ident()))
+with signals.StopSignals(lambda: None, lambda: None, lambda: False) as heard:
     heard.politely()
     other.start()
     is_held.wait()
     try:
         import colorsys
-        handled.wait(10)
+        interrupted.wait()
     except KeyboardInterrupt:
         print("heard", _imp.lock_held())
 other.join()
@@ -196,6 +196,16 @@ def test_ctrl_c_while_a_module_is_imported_leaves_no_lock_of_imports_behind() ->
     """A process that compiled beside its imports hung after Ctrl-C, where the machine was busy."""
     found = subprocess.run([sys.executable, "-c", IMPORTS], stdout=subprocess.PIPE, text=True, timeout=PATIENCE)
     assert found.stdout.split() == ["heard", "False"]
+
+
+def test_an_import_that_goes_on_for_ever_is_interrupted_after_a_while(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals, "HELD_BACK", 0.1)
+    forever = compile("import signal\nsignal.raise_signal(signal.SIGINT)\nwhile True: pass", signals.IMPORTS, "exec")
+    with asked.signals(), pytest.raises(KeyboardInterrupt):
+        exec(forever, {})
+    assert asked.words == ["hurry"]
 
 
 LEAVES = """
