@@ -190,7 +190,7 @@ def _public_key(raw: bytes) -> X25519PublicKey:
 #
 # A message is of no use before it is whole, and a thin line brings a few kilobytes at a time: where the system can, it
 # wakes this process for half a long message, not for every packet. A reduce of 8 MB among four at 20 Mbit/s then takes
-# 0.73 s of a peer's processor and not 1.10 (experiments/LOG.md).
+# 0.73 s of a peer's processor and not 1.11 (experiments/LOG.md).
 
 NOISE = "/noise"
 _READ = 1 << 18  # bytes asked of the socket at a time
