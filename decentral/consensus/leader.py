@@ -202,7 +202,7 @@ def lead(state: RoundState, now: float) -> None:
         if leading.proposal is None and not leading.unfit:
             _propose_something(state, leading, usable, now)
         _resend(state, leading, now)
-        _elect(state, leading)
+        _elect(state, leading, now)
     else:
         _resend(state, leading, now)
 
@@ -313,11 +313,11 @@ def _ask_for_votes(state: RoundState, proposal: m.Proposal, but: Iterable[PeerId
     state.tell((*state.committee, *state.terms.voting.voters_on(proposal.record)), proposal, but)
 
 
-def _elect(state: RoundState, leading: Ballot) -> None:
+def _elect(state: RoundState, leading: Ballot, now: float) -> None:
     commit = leading.elect()
     if commit is not None:
         learner.broadcast_commit(state, commit)
-        state.decided = (state.me, commit)
+        learner.set_decided(state, state.me, commit, now)
 
 
 def _resend(state: RoundState, leading: Ballot, now: float) -> None:

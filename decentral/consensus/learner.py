@@ -35,11 +35,12 @@ def take_commit(state: RoundState, sender: PeerId, commit: Commit, now: float) -
     check_turn(record, state.terms.num_fragments)
     state.terms.voting.check_certified(commit)
     if takes_commit(state, commit):
-        _set_decided(state, sender, commit, now)
+        set_decided(state, sender, commit, now)
         _pass_on(state, sender, commit)
 
 
-def _set_decided(state: RoundState, told_by: PeerId, commit: Commit, now: float) -> None:
+def set_decided(state: RoundState, told_by: PeerId, commit: Commit, now: float) -> None:
+    """Note a commit as the one to be applied once every frame that it names is here, and since when it is known."""
     state.decided, state.decided_since = (told_by, commit), now
 
 
@@ -51,7 +52,7 @@ def count_farewells(state: RoundState, now: float) -> None:
     told = commit.certificate.votes[0][0]
     if continues_chain(state, commit.record, told) and has_all_frames(state, commit.record, told, now):
         _broadcast_found(state, commit)
-        _set_decided(state, told, commit, now)
+        set_decided(state, told, commit, now)
 
 
 def finish(state: RoundState, now: float) -> bool:
@@ -66,7 +67,7 @@ def finish(state: RoundState, now: float) -> bool:
     if not has_all_frames(state, commit.record, sender, now):
         _put_back(state, now)
         return False
-    state.effects.append(Decide(commit))
+    state.effects.append(Decide(commit, state.decided_since))
     _keep_commit(state, commit)
     _note_commit(state, commit)
     # Nothing more is decided before this is applied, whether it moves the anchor or not: two Decide in one list of

@@ -217,6 +217,7 @@ class Decide:
     """Log the commit durably, then apply it, then call ``note_applied``. Every named frame is held."""
 
     commit: m.Commit
+    known_since: float  # s; its frames may have come much later
 
 
 @dataclass(frozen=True, slots=True)

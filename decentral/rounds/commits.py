@@ -189,7 +189,7 @@ class Commits:
         self.state, self.frames = state, frames
         self.ahead, self.bookkeeping = StepAhead(state), Bookkeeping(state)
 
-    async def apply(self, commit: Commit) -> Digest:
+    async def apply(self, commit: Commit, known_since: float) -> Digest:
         """Make a commit durable, then install its step, then tell the training side; return the anchor's digest."""
         state, record = self.state, commit.record
         sending = self.frames.pushes.seconds(None if state.pending is None else state.pending.offered)
@@ -207,7 +207,7 @@ class Commits:
         named = None if step is None else self.bookkeeping.settle(record, step)
         self._show(record, frames, step, named)
         self.bookkeeping.forget_leavers(record)
-        self.frames.pushes.end_round(record)
+        self.frames.pushes.end_round(record, known_since)
         self._tell_shrunk(record)
         state.note_members(record.members, decision.leader, anyio.current_time())
         self.frames.tidy(record.round)

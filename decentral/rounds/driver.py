@@ -290,7 +290,7 @@ class Driver:
                     self.frames.inbox.expect(effect.plan)
                     state.tasks.spawn(self.reducer.reduce, effect.plan, state.head)
                 case Decide():
-                    await self._decide(effect.commit)
+                    await self._decide(effect.commit, effect.known_since)
                 case CatchUpWith():
                     if effect.peer in state.head.members or effect.peer in self.swarm.directory.live():
                         state.catch_up.ask(effect.peer)  # of nobody else: what a stranger says of rounds is no news
@@ -307,10 +307,10 @@ class Driver:
             await state.offload(state.ledger.keep, record, [frames[ref.frame].data for ref in record.frames])
         await state.offload(state.ledger.save_acceptor, acceptor.to_bytes())
 
-    async def _decide(self, commit: Commit) -> None:
+    async def _decide(self, commit: Commit, known_since: float) -> None:
         """Apply a commit; then go on from it, and offer again what it passed by without moving the anchor."""
         state, record = self.state, commit.record
-        anchor = await self.commits.apply(commit)
+        anchor = await self.commits.apply(commit, known_since)
         await self._carry_out(state.machine.note_applied(anchor, anyio.current_time()))
         if record.final:
             self._tell_the_end(record)

@@ -247,6 +247,7 @@ class Pushes:
         self._under_way: dict[anyio.CancelScope, Frame] = {}
         self._times: dict[bytes, tuple[float, float | None]] = {}  # by frame: since when, and until when
         self._offered_at: dict[PeerId, float] = {}  # when others first offered in this round
+        self._had_first = math.inf  # when the first of their frames was here
 
     @property
     def count(self) -> int:
@@ -270,6 +271,10 @@ class Pushes:
         """Note that a member offers in this round, which it says again and again: its frame has begun to leave."""
         self._offered_at.setdefault(peer, anyio.current_time())
 
+    def note_frame(self) -> None:
+        """Note that a frame of somebody else is here."""
+        self._had_first = min(self._had_first, anyio.current_time())
+
     def seconds(self, frame: bytes | None) -> float | None:
         """Return the seconds that pushing a frame took, or takes so far; None: it was not pushed lately."""
         if frame is None or frame not in self._times:
@@ -277,15 +282,20 @@ class Pushes:
         began, ended = self._times[frame]
         return (anyio.current_time() if ended is None else ended) - began
 
-    def end_round(self, record: Record) -> None:
-        """Drop the frames of a round that is over but those it names: they would slow the next one."""
+    def end_round(self, record: Record, committed: float) -> None:
+        """Drop the frames of a round that is over but those it names: they would slow the next one.
+
+        ``committed``: when this peer heard of the commit. Where by then nobody's frame was here, its downlink is thin,
+        and what it waited for since says nothing of how its own frame went.
+        """
         named, there = {ref.frame for ref in record.frames}, {ref.peer for ref in record.frames}
         others = set(record.members) - {self._me}
         last = max((self._offered_at.get(peer, 0.0) for peer in others), default=0.0) if others <= there else math.inf
+        ended = anyio.current_time() if self._had_first < committed else committed
         for frame, (began, _) in self._times.items():
-            seconds = anyio.current_time() - began if frame in named else math.inf
+            seconds = ended - began if frame in named else math.inf
             self._broadcast.note_seconds_to_commit(frame, seconds, late=last - began)
-        self._offered_at = {}
+        self._offered_at, self._had_first = {}, math.inf
         self.cancel(lambda frame: frame.header.round <= record.round and frame.hash not in named)
         self._times = {frame: times for frame, times in self._times.items() if times[1] is None}
 
@@ -361,6 +371,8 @@ class FrameIO:
     async def hold(self, frame: Frame) -> None:
         """Hold a checked frame."""
         self.state.keep(frame)
+        if frame.header.sender != self.state.me:
+            self.pushes.note_frame()
         await self.steps.take(lambda now: self.state.machine.hold(frame.hash, frame.header, now))
 
     async def feed(self, peer: PeerId, message: Message) -> None:
@@ -435,3 +447,4 @@ class FrameIO:
         self.inbox.forget_before(round_ + 1)
         self.arrivals.keep(self.state.head.members)
         self.broadcast.forget_before(round_ + 1)
+        self.fetcher.forget_before(round_ + 1)

@@ -152,9 +152,9 @@ async def test_each_outer_step_is_made_once_and_the_leaders_before_the_commit(la
         told.append(("made", id(replica), record.hash))
         return step(replica, record, frames, decoded)
 
-    async def decided(driver, commit):
+    async def decided(driver, commit, known_since):
         told.append(("decided", id(driver.state.replica), commit.record.hash))
-        await decide(driver, commit)
+        await decide(driver, commit, known_since)
 
     monkeypatch.setattr(commits, "outer_step", noted)
     monkeypatch.setattr(Driver, "_decide", decided)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -219,10 +220,40 @@ async def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(
         lab.group.start_soon(driver.frames.pushes.push, frame, (A,))
     await anyio.sleep(1)
     frames = (ref(driver.state.me, named.hash),)
-    driver.frames.pushes.end_round(replace(record(START, {A: 1}), round=5, frames=frames))
+    over = replace(record(START, {A: 1}), round=5, frames=frames)
+    driver.frames.pushes.end_round(over, anyio.current_time())
     await anyio.sleep(1)
     assert ended == [late.data]
     assert driver.frames.pushes.count == 2
+
+
+@pytest.mark.parametrize(("first_frame", "took"), [(1.0, 10.0), (5.0, 2.0), (None, 2.0)])
+@scene(lambda: small_terms("sparseloco"), make_model=tiny_model)
+async def test_a_frame_took_until_its_commit_was_applied_and_no_longer_than_until_it_was_heard_of_on_a_thin_downlink(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, first_frame: float | None, took: float
+) -> None:
+    """A peer with a thin line each way applied commits 8 s after it heard of them, for want of the others' frames, and
+    thought that its own had gone the wrong way.
+    """
+    member = lab.add()
+    member.idle = True
+    await lab.until(lambda: member.node.driver.state.running)
+    driver, noted = member.node.driver, []
+    monkeypatch.setattr(
+        driver.frames.broadcast, "note_seconds_to_commit", lambda frame, seconds, late: noted.append((frame, seconds))
+    )
+    header = header_after(replace(driver.head, anchor=bytes(32)), FrameKind.CONTRIBUTION, 0, driver.state.me)
+    named, late = (seal(replace(header, round=5, tokens=n), b"", signer_of(0)) for n in range(2))
+    for frame in (named, late):
+        await driver.frames.pushes.push(frame, ())
+    began = anyio.current_time()
+    if first_frame is not None:
+        await anyio.sleep(first_frame)
+        driver.frames.pushes.note_frame()
+    await anyio.sleep_until(began + 10)
+    frames = (ref(driver.state.me, named.hash),)
+    driver.frames.pushes.end_round(replace(record(START, {A: 1}), round=5, frames=frames), began + 2)
+    assert noted == [(named.hash, pytest.approx(took)), (late.hash, math.inf)]
 
 
 @scene(lambda: small_terms("sparseloco", min_peers=2), make_model=tiny_model)

@@ -170,6 +170,28 @@ async def test_a_peer_that_learns_that_its_uplink_is_thin_goes_on_by_way_of_othe
     assert 8.0 < anyio.current_time() - began < 13.0
 
 
+@pytest.mark.parametrize("told", [True, False])
+@in_virtual_time
+async def test_a_frame_tells_of_its_way_only_where_it_went_that_way_from_the_start(spreading, others, told):
+    """It took long, which leaves that way in doubt; its first seconds, in which nothing was known of the line, do
+    not."""
+
+    known = told
+
+    def lines(peers):
+        own = RATE if known else spreading.transport.uplink or UNKNOWN_RATE
+        return [Line(own if peer == spreading.me else 10 * RATE, passes_on=True) for peer in peers]
+
+    spreading.lines_of = lines
+    first, second = frame(bytes(4 * NBYTES)), frame(bytes(3 * NBYTES))
+    await spreading.give(first, others, fail)
+    spreading.note_seconds_to_commit(first.hash, 30.0, 0.0)
+    known, others.came = True, []
+    await spreading.give(second, others, fail)
+    went_to_everybody = sum(len(read_piece(data).data) for _, data in others.came) == len(others) * len(second.data)
+    assert went_to_everybody == told
+
+
 @pytest.mark.parametrize("thin", [True, False])
 @in_virtual_time
 async def test_a_thin_peer_sends_little_faster_than_it_thinks_that_its_uplink_carries(spreading, others, thin):
