@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import anyio
@@ -195,6 +196,7 @@ def _public_key(raw: bytes) -> X25519PublicKey:
 NOISE = "/noise"
 _READ = 1 << 18  # bytes asked of the socket at a time
 _WORTH_WAKING = 1 << 15  # bytes: a receive buffer has room for several, so that the other side need not stop
+_UNSENT = 1 << 15  # bytes that the system takes beyond those that are on their way
 BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 
@@ -224,6 +226,7 @@ class Plain:
     def __init__(self, socket: Socket) -> None:
         self._socket, self._held = socket, bytearray()
         self._wait_for_bytes = _least_to_wake_of(socket)
+        _hold_little_unsent(socket)
 
     async def send(self, data: bytes) -> None:
         """Send all of ``data``."""
@@ -287,6 +290,14 @@ def _least_to_wake_of(carrier: Socket) -> Callable[[int], None]:
     return tell
 
 
+def _hold_little_unsent(carrier: Socket) -> None:
+    """Have the system take little beyond what is on its way, where it can: votes and answers wait behind that."""
+    if isinstance(carrier, SocketStream) and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        with suppress(OSError):
+            raw = carrier.extra(SocketAttribute.raw_socket)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+
+
 class Secured:
     """A connection to ``peer``, encrypted."""
 
@@ -314,7 +325,7 @@ class Secured:
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """Return the next ``nbytes``; the caller bounds them."""
-        data = b""
+        data, self._held = self._held, b""
         while len(data) < nbytes:
             data += await self.receive()
         self._held = data[nbytes:]

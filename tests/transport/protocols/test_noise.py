@@ -1,5 +1,8 @@
 """The handshake without a network: who is proven, and what altered bytes lead to."""
 
+import fcntl
+import socket
+import struct
 import sys
 from contextlib import asynccontextmanager
 
@@ -12,10 +15,11 @@ from hypothesis import strategies as st
 
 from decentral.errors import PayloadError, StreamClosed
 from decentral.transport.protocols.messages import bytes_field, bytes_fields
-from decentral.transport.protocols.noise import Cipher, Handshake, Plain
+from decentral.transport.protocols.noise import Cipher, Handshake, Plain, Secured
 from decentral.wire.keys import Signer
 from tests.kit.patience import PATIENCE
 
+SIOCOUTQNSD = 0x894B  # bytes of a socket that have not left yet, of linux/sockios.h
 ALICE, BOB = Signer(bytes(range(32))), Signer(bytes(range(1, 33)))
 
 
@@ -173,3 +177,45 @@ async def test_short_messages_after_a_long_one_are_not_waited_for_in_vain():
             await near.send(length.to_bytes(2, "big") + bytes(length))
             with anyio.fail_after(PATIENCE):
                 assert await plain.receive_message() == bytes(length)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system knows no such bound")
+async def test_the_system_takes_little_that_the_other_side_does_not_read():
+    """What it has taken, votes wait behind: at 50 kB/s for 3 s where it took 160 kB."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        async with await anyio.connect_tcp(*server.getsockname()) as near:  # nobody ever accepts it
+            await fill(near)
+
+
+async def fill(near):
+    """Send until nothing more is taken; then little waits in this system."""
+    Plain(near)
+    raw = near.extra(SocketAttribute.raw_socket)
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with anyio.move_on_after(1.0) as blocked:
+        for _ in range(1 << 12):
+            await near.send(bytes(8192))
+    waiting = struct.unpack("i", fcntl.ioctl(raw.fileno(), SIOCOUTQNSD, bytes(4)))[0]
+    assert blocked.cancelled_caught
+    assert waiting < 1 << 16
+
+
+class Held:
+    """A connection on which one message came."""
+
+    def __init__(self, message):
+        self.message = message
+
+    async def receive_message(self):
+        message, self.message = self.message, None
+        assert message is not None, "nothing more comes"
+        return message
+
+
+async def test_to_read_nothing_loses_nothing_of_what_came():
+    sends, takes = Cipher(bytes(32)), Cipher(bytes(32))
+    secured = Secured(Held(sends.seal(b"one message")), ALICE.peer, Cipher(bytes(32)), takes)
+    assert await secured.receive_exactly(4) == b"one "
+    assert await secured.receive_exactly(0) == b""
+    assert await secured.receive_exactly(7) == b"message"

@@ -55,6 +55,89 @@ async def test_a_stream_that_sends_without_end_does_not_starve_another():
         group.cancel_scope.cancel()
 
 
+async def slow(end, rate):
+    """Have what ``end`` sends take its time, at ``rate`` bytes per second."""
+    plain = end.send
+
+    async def send(*parts):
+        await anyio.sleep(sum(map(len, parts)) / rate)
+        await plain(*parts)
+
+    end.send = send
+
+
+async def read_all(stream, taken=None):
+    while data := await stream.receive(MIB):
+        if taken is not None:
+            taken.append(data)
+
+
+async def test_a_vote_does_not_wait_behind_the_frames_of_a_slow_path():
+    """Behind four pieces of 64 KiB it took 5 s at 50 kB/s."""
+    async with two_sessions() as (a, _, came, ends), anyio.create_task_group() as group:
+        await slow(ends[0], 50_000)
+        for _ in range(3):
+            group.start_soon(a.open().send, bytes(MIB), ignore)
+        while len(came) < 3:
+            await anyio.sleep(0.01)
+        for stream in came[:3]:
+            group.start_soon(read_all, stream)
+        await anyio.sleep(5)
+        for _ in range(3):
+            began, vote = anyio.current_time(), a.open()
+            await vote.send(bytes(200), ignore)
+            vote.end()
+            while not came[3:]:
+                await anyio.sleep(0.01)
+            await read_all(came.pop())
+            assert anyio.current_time() - began < 0.6
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("rate", [50_000, 5_000_000])
+async def test_what_one_stream_sends_stays_in_order_however_long_its_parts_are(rate):
+    parts = [bytes([number]) * length for number, length in enumerate((10, 70_000, 10, 1_000, 200_000, 1, 5_000, 3))]
+    async with two_sessions() as (a, _, came, ends), anyio.create_task_group() as group:
+        await slow(ends[0], rate)
+        stream, other, taken = a.open(), a.open(), []
+        group.start_soon(other.send, bytes(MIB), ignore)
+
+        async def send():
+            for part in parts:
+                await stream.send(part, ignore)
+            stream.end()
+
+        group.start_soon(send)
+        while len(came) < 2:
+            await anyio.sleep(0.01)
+        mine = next(one for one in came if one.number == stream.number)
+        group.start_soon(read_all, next(one for one in came if one is not mine))
+        await read_all(mine, taken)
+        group.cancel_scope.cancel()
+    assert b"".join(taken) == b"".join(parts)
+
+
+async def test_pieces_are_short_on_a_slow_path_and_long_on_a_fast_one():
+    async with two_sessions() as (a, _, came, ends), anyio.create_task_group() as group:
+        sizes, plain = [], ends[0].send
+
+        async def send(*parts):
+            sizes.extend(len(part) for part in parts if len(part) > 1000)
+            await anyio.sleep(sum(map(len, parts)) / rate)
+            await plain(*parts)
+
+        ends[0].send = send
+        rate = 50_000
+        group.start_soon(a.open().send, bytes(32 * MIB), ignore)
+        group.start_soon(read_all, await first(came))
+        await anyio.sleep(10)
+        assert 4_096 <= max(sizes[-20:]) <= 0.25 * rate * 1.3
+        rate = 10_000_000
+        await anyio.sleep(2)
+        assert max(sizes[-20:]) > 65_000
+        group.cancel_scope.cancel()
+
+
 async def test_a_window_grows_for_a_reader_that_keeps_pace_as_far_as_the_stock_reaches():
     async with two_sessions(lambda: Stock(MIB)) as (a, b, came, _), anyio.create_task_group() as group:
         quick = a.open()
