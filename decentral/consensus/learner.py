@@ -86,15 +86,15 @@ def _put_back(state: RoundState, now: float) -> None:
         told_by, commit = state.decided
         state.decided = None
         if len(state.put_back) < MOST_PUT_BACK:
-            state.put_back[commit.record.hash] = told_by, commit
+            state.put_back[commit.record.hash] = told_by, commit, state.decided_since
 
 
 def _take_up_again(state: RoundState) -> None:
     if state.decided is not None:
         return
-    for told_by, commit in state.put_back.values():
+    for told_by, commit, since in state.put_back.values():
         if all(ref.frame in state.held for ref in commit.record.frames):
-            state.decided = told_by, commit
+            set_decided(state, told_by, commit, since)
             return
 
 

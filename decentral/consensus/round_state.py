@@ -201,6 +201,7 @@ class Fetch:
 
     frame: Digest
     owner: PeerId  # the peer that made it and may be sending it now
+    round: int  # in which it is needed, and no longer
     holders: tuple[PeerId, ...]
     record: m.Record | None = None  # that names it; of a reduce it says how large a result is, if the plan never came
 
@@ -386,7 +387,8 @@ class RoundState:
         self.refusals.forget_ballots()
         self.decided: tuple[PeerId, m.Commit] | None = None
         self.decided_since = 0.0
-        self.put_back: dict[Digest, tuple[PeerId, m.Commit]] = {}  # decided, and their frames are nowhere
+        # decided, and their frames are nowhere; who told of them, and when
+        self.put_back: dict[Digest, tuple[PeerId, m.Commit, float]] = {}
         self.stalled_since: float | None = None
         self.promised_since: tuple[int, float] | None = None  # the ballot that is promised, and since when
         self.planned_number = -1

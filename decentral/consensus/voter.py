@@ -61,7 +61,7 @@ def _ask_for_frame(
     ask_at[frame] = now + RESEND_AFTER
     holders = _holders(state, owner, likely)
     if holders:
-        state.effects.append(Fetch(frame, owner, holders, record))
+        state.effects.append(Fetch(frame, owner, state.head.round + 1, holders, record))
 
 
 def _holders(state: RoundState, owner: PeerId, likely: PeerId) -> tuple[PeerId, ...]:

@@ -121,8 +121,9 @@ class FrameStore:
 # four who each lacked some of a thin peer's frame had all of it once more, one of eight on 2 Mbit/s, and the round
 # took 94 s.
 #
-# Once a round was applied here its frames are of no use, and nobody is asked for them: five peers waited for the end of
-# a thin one's push, which by then was that of the next frame, and had all of the last one sent again, 9 s of its line.
+# Once a round has been applied here, its frames are of no use here, and nobody is asked for them: five peers waited for
+# the end of a thin one's push, which by then was that of the next frame, and had all of the last one sent again, 9 s of
+# its line.
 
 
 class FrameFetcher:
@@ -141,53 +142,67 @@ class FrameFetcher:
         """``limit``: bytes of the largest frame."""
         self.transport, self.store, self.arrivals, self.broadcast = transport, store, arrivals, broadcast
         self.receiver, self._offload, self._limit = receiver, offload, limit
-        self._waiting: dict[int, list[anyio.CancelScope]] = {}  # for answers, by round
+        self._waiting: dict[int, list[anyio.CancelScope]] = {}  # for frames, by round
         serve_requests(transport, FETCH, self.answer, limit=WANT_NBYTES)
 
-    async def fetch(self, wanted: Fetch, round_: int) -> None:
-        """Get a frame; wait for one that is coming already: asked for again, it would come twice and each time
-        slower.
+    async def fetch(self, wanted: Fetch) -> None:
+        """Get a frame while its round lasts; wait for one that is coming already: asked for again, it would come twice
+        and each time slower.
         """
         with self.arrivals.fetch(wanted.frame) as fresh:
-            for holder in thin_last(wanted.holders, self.broadcast.lines_of(wanted.holders)) if fresh else ():
-                await self.arrivals.wait_for_push(wanted.owner)
-                if wanted.frame in self.store or self._is_over(round_):
-                    return
-                if holder == wanted.owner and self.arrivals.is_pushing(holder):
-                    continue  # it stands still for now, and would come twice by the same way
-                if await self.ask(holder, wanted.frame, wanted.owner, round_):
-                    return
+            whole = await self._find(wanted) if fresh else None
+            if whole is not None:
+                await self._keep(whole, wanted.frame, wanted.owner)
 
     async def ask(self, holder: PeerId, frame: bytes, owner: PeerId, round_: int) -> bool:
-        """Get a frame from one holder: all of it if what came in pieces was forged. Tell whether the holder had it."""
-        came = self.broadcast.part(round_, owner)
-        for part in (NOTHING_CAME,) if came is None else (came, NOTHING_CAME):
-            answer = await self._answer_of(holder, Want(frame, part.missing), round_)
-            if answer is None:
-                return False
-            if (whole := await self._offload(part.complete, answer, frame)) is not None:
-                await self.receiver.take(whole, frame)
-                self.broadcast.fetched(whole, owner)
-                return True
-        return False
+        """Get a frame from one holder, also of a round that is over elsewhere. Tell whether the holder had it."""
+        whole = await self._ask(holder, frame, owner, round_)
+        if whole is not None:
+            await self._keep(whole, frame, owner)
+        return whole is not None
 
-    def _is_over(self, round_: int) -> bool:
+    async def _keep(self, whole: bytes, frame: bytes, owner: PeerId) -> None:
+        await self.receiver.take(whole, frame)
+        self.broadcast.fetched(whole, owner)
+
+    async def _find(self, wanted: Fetch) -> bytes | None:
+        """Ask one holder after the other; None: no one has it, it came by itself, or its round is over.
+
+        What takes it is not ended with the round: it may be this frame that ends it.
+        """
         head = self.receiver.chain_head()
-        return head is None or head.round >= round_
-
-    async def _answer_of(self, holder: PeerId, want: Want, round_: int) -> bytes | None:
-        """Return what a holder has of a frame; None: nothing, or the round was over before it said so."""
-        waiting = self._waiting.setdefault(round_, [])
+        if head is None or head.round >= wanted.round:
+            return None
+        waiting = self._waiting.setdefault(wanted.round, [])
         with anyio.CancelScope() as scope:
             waiting.append(scope)
             try:
-                return await fetch(self.transport, holder, want, self._limit)
+                for holder in thin_last(wanted.holders, self.broadcast.lines_of(wanted.holders)):
+                    await self.arrivals.wait_for_push(wanted.owner)
+                    if wanted.frame in self.store:
+                        return None
+                    if holder == wanted.owner and self.arrivals.is_pushing(holder):
+                        continue  # it stands still for now, and would come twice by the same way
+                    whole = await self._ask(holder, wanted.frame, wanted.owner, wanted.round)
+                    if whole is not None:
+                        return whole
             finally:
                 waiting.remove(scope)
         return None
 
+    async def _ask(self, holder: PeerId, frame: bytes, owner: PeerId, round_: int) -> bytes | None:
+        """Return the whole frame; where what came of it in pieces was forged, all of it is asked for."""
+        came = self.broadcast.part(round_, owner)
+        for part in (NOTHING_CAME,) if came is None else (came, NOTHING_CAME):
+            answer = await fetch(self.transport, holder, Want(frame, part.missing), self._limit)
+            if answer is None:
+                return None
+            if (whole := await self._offload(part.complete, answer, frame)) is not None:
+                return whole
+        return None
+
     def forget_before(self, round_: int) -> None:
-        """Ask for no frame of rounds before ``round_`` any more."""
+        """Ask for no frame of rounds before ``round_`` any more, but as one who catches up."""
         for over in [over for over in self._waiting if over < round_]:
             for scope in self._waiting.pop(over):
                 scope.cancel()

@@ -285,7 +285,7 @@ class Driver:
                 case Fetch():
                     if effect.record is not None and effect.record.contributors:
                         self.frames.inbox.expect(effect.record)
-                    state.tasks.spawn(self.frames.fetcher.fetch, effect, state.head.round + 1)
+                    state.tasks.spawn(self.frames.fetcher.fetch, effect)
                 case SendSlices():
                     self.frames.inbox.expect(effect.plan)
                     state.tasks.spawn(self.reducer.reduce, effect.plan, state.head)

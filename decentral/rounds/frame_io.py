@@ -247,7 +247,7 @@ class Pushes:
         self._under_way: dict[anyio.CancelScope, Frame] = {}
         self._times: dict[bytes, tuple[float, float | None]] = {}  # by frame: since when, and until when
         self._offered_at: dict[PeerId, float] = {}  # when others first offered in this round
-        self._had_first = math.inf  # when the first of their frames was here
+        self._had_first: dict[int, float] = {}  # when the first of their frames was here, by round
 
     @property
     def count(self) -> int:
@@ -271,9 +271,9 @@ class Pushes:
         """Note that a member offers in this round, which it says again and again: its frame has begun to leave."""
         self._offered_at.setdefault(peer, anyio.current_time())
 
-    def note_frame(self) -> None:
+    def note_frame(self, round_: int) -> None:
         """Note that a frame of somebody else is here."""
-        self._had_first = min(self._had_first, anyio.current_time())
+        self._had_first.setdefault(round_, anyio.current_time())
 
     def seconds(self, frame: bytes | None) -> float | None:
         """Return the seconds that pushing a frame took, or takes so far; None: it was not pushed lately."""
@@ -285,17 +285,19 @@ class Pushes:
     def end_round(self, record: Record, committed: float) -> None:
         """Drop the frames of a round that is over but those it names: they would slow the next one.
 
-        ``committed``: when this peer heard of the commit. Where by then nobody's frame was here, its downlink is thin,
-        and what it waited for since says nothing of how its own frame went.
+        ``committed``: when this peer heard of the commit. Where by then nobody's frame was here, its downlink is taken
+        for a thin one, and what it waited for since says nothing of how its own frame went.
         """
         named, there = {ref.frame for ref in record.frames}, {ref.peer for ref in record.frames}
         others = set(record.members) - {self._me}
         last = max((self._offered_at.get(peer, 0.0) for peer in others), default=0.0) if others <= there else math.inf
-        ended = anyio.current_time() if self._had_first < committed else committed
+        had_first = self._had_first.get(record.round, math.inf)
+        ended = anyio.current_time() if had_first < committed else committed
         for frame, (began, _) in self._times.items():
             seconds = ended - began if frame in named else math.inf
             self._broadcast.note_seconds_to_commit(frame, seconds, late=last - began)
-        self._offered_at, self._had_first = {}, math.inf
+        self._offered_at = {}
+        self._had_first = {round_: at for round_, at in self._had_first.items() if round_ > record.round}
         self.cancel(lambda frame: frame.header.round <= record.round and frame.hash not in named)
         self._times = {frame: times for frame, times in self._times.items() if times[1] is None}
 
@@ -372,7 +374,7 @@ class FrameIO:
         """Hold a checked frame."""
         self.state.keep(frame)
         if frame.header.sender != self.state.me:
-            self.pushes.note_frame()
+            self.pushes.note_frame(frame.header.round)
         await self.steps.take(lambda now: self.state.machine.hold(frame.hash, frame.header, now))
 
     async def feed(self, peer: PeerId, message: Message) -> None:

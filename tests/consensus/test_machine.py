@@ -174,6 +174,39 @@ def test_nothing_more_is_decided_before_what_was_decided_is_applied(make_swarm):
     assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [2]
 
 
+def test_a_commit_is_known_since_it_was_heard_of_however_late_its_frames_come(make_swarm):
+    swarm, until = make_swarm(4), 9.0
+    late, decided, plain = swarm.leaders()[-1], [], swarm.do
+    swarm.lose = lambda a, b, message: b == late and isinstance(message, tuple) and swarm.now < until
+
+    def noting(peer, effects):
+        decided.extend((peer, swarm.now, effect.known_since) for effect in effects if isinstance(effect, Decide))
+        plain(peer, effects)
+
+    swarm.do = noting
+    swarm.offer_all()
+    assert swarm.run(lambda: len(decided) == 4)
+    known = {peer: since for peer, _, since in decided}
+    (applied,) = (now for peer, now, _ in decided if peer == late)
+    assert applied >= until
+    assert max(known.values()) <= 1.0
+    assert {peer for peer, now, since in decided if now == since} == set(swarm.members) - {late}
+
+
+def test_a_frame_is_asked_for_in_the_round_in_which_it_is_needed(make_swarm):
+    """Carried out after the commit that came with it, a request was taken for one of the next round."""
+    swarm, rounds = make_swarm(3), []
+    silent, fetch = swarm.members[0], swarm.fetch
+    swarm.lose = lambda a, b, message: a == silent and isinstance(message, tuple)
+    swarm.fetch = lambda peer, effect: rounds.append((swarm.rounds_done(peer) + 1, effect.round)) or fetch(peer, effect)
+    for _ in range(3):
+        goal = swarm.head.round + 1
+        swarm.offer_all()
+        assert swarm.run(lambda: min(map(swarm.rounds_done, swarm.members)) >= goal)  # noqa: B023  it ends before
+    assert rounds
+    assert all(open_ == needed for open_, needed in rounds)
+
+
 @pytest.mark.parametrize("reduce", [False, True], ids=["gather", "reduce"])
 @pytest.mark.parametrize("seed", few_of(range(20), 4))
 def test_messages_that_come_late_decide_nothing_twice(make_swarm, seed, reduce):

@@ -109,14 +109,14 @@ async def asking_peer():
             asked=asked,
             silence=silence,
             owner=owner.peer,
-            wanted=Fetch(body.hash, owner.peer, (owner.peer,)),
+            wanted=Fetch(body.hash, owner.peer, 5, (owner.peer,)),
         )
 
 
 async def test_a_frame_that_did_not_come_is_asked_for(virtual_time):
     async with asking_peer() as asking:
         asking.silence.set()
-        await asking.fetcher.fetch(asking.wanted, 5)
+        await asking.fetcher.fetch(asking.wanted)
         assert asking.rounds.taken == [asking.wanted.frame]
 
 
@@ -125,7 +125,7 @@ async def test_a_frame_of_a_round_that_is_over_is_not_asked_for_when_its_owner_h
     async with asking_peer() as asking:
         async with anyio.create_task_group() as group:
             asking.arrivals.piece(asking.owner)  # of this frame, of which no more comes
-            group.start_soon(asking.fetcher.fetch, asking.wanted, 5)
+            group.start_soon(asking.fetcher.fetch, asking.wanted)
             await anyio.sleep(PAUSE / 2)
             asking.rounds.round = 5
             asking.fetcher.forget_before(6)
@@ -138,7 +138,7 @@ async def test_a_frame_of_a_round_that_is_over_is_not_asked_for_when_its_owner_h
 async def test_an_answer_is_not_waited_for_when_its_round_is_over(virtual_time):
     async with asking_peer() as asking:
         async with anyio.create_task_group() as group:
-            group.start_soon(asking.fetcher.fetch, asking.wanted, 5)
+            group.start_soon(asking.fetcher.fetch, asking.wanted)
             await anyio.sleep(1)
             asking.rounds.round = 5
             asking.fetcher.forget_before(6)
@@ -157,3 +157,28 @@ async def test_who_catches_up_waits_for_frames_of_rounds_that_are_over_elsewhere
             asking.fetcher.forget_before(5)
             asking.silence.set()
         assert asking.rounds.taken == [asking.wanted.frame]
+
+
+async def test_a_request_that_is_carried_out_after_its_round_asks_nobody(virtual_time):
+    async with asking_peer() as asking:
+        asking.rounds.round = 5
+        await asking.fetcher.fetch(asking.wanted)
+        assert asking.asked == []
+
+
+async def test_a_frame_that_ends_its_round_is_taken_to_the_end(virtual_time):
+    """What takes it applies the commit and tidies up after it, requests of that round among the rest."""
+    async with asking_peer() as asking:
+        asking.silence.set()
+        take, taken = asking.rounds.take, []
+
+        async def take_and_decide(data, wanted=None):
+            asking.rounds.round = 5
+            asking.fetcher.forget_before(6)
+            await anyio.sleep(1)
+            await take(data, wanted)
+            taken.append(wanted)
+
+        asking.rounds.take = take_and_decide
+        await asking.fetcher.fetch(asking.wanted)
+        assert taken == [asking.wanted.frame]

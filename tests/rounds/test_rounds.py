@@ -249,7 +249,8 @@ async def test_a_frame_took_until_its_commit_was_applied_and_no_longer_than_unti
     began = anyio.current_time()
     if first_frame is not None:
         await anyio.sleep(first_frame)
-        driver.frames.pushes.note_frame()
+        driver.frames.pushes.note_frame(4)  # of another round
+        driver.frames.pushes.note_frame(5)
     await anyio.sleep_until(began + 10)
     frames = (ref(driver.state.me, named.hash),)
     driver.frames.pushes.end_round(replace(record(START, {A: 1}), round=5, frames=frames), began + 2)

@@ -200,11 +200,11 @@ async def test_a_frame_is_not_asked_of_its_owner_while_that_one_s_push_stands_st
     await swarm_of(lab, [FAST] * 3)
     driver, owner, other = (member.node.driver for member in lab.members)
     monkeypatch.setattr(pull, "fetch", fetch)
-    wanted = Fetch(b"f" * 32, owner.state.me, (owner.state.me, other.state.me))
+    wanted = Fetch(b"f" * 32, owner.state.me, driver.head.round + 1, (owner.state.me, other.state.me))
     with driver.frames.arrivals.push(owner.state.me):
-        await driver.frames.fetcher.fetch(wanted, driver.head.round + 1)
+        await driver.frames.fetcher.fetch(wanted)
     assert asked == [other.state.me]
-    await driver.frames.fetcher.fetch(wanted, driver.head.round + 1)
+    await driver.frames.fetcher.fetch(wanted)
     assert asked == [other.state.me, owner.state.me, other.state.me]
 
 

@@ -3,10 +3,11 @@
 Crosses the wire: 12 bytes with every piece of at most 65,507, and 12 bytes back per half window that was read.
 
 Who reads never waits for who writes, so two peers that send to each other at once cannot block each other. What is
-queued is bounded: four pieces of all streams together, because ``write`` waits its turn; and a peer that has us pile up
-answers that it does not read loses the connection. Votes and answers do not wait behind frames: a few bytes go before
-the next piece, and pieces are as long as leave in a quarter of a second. A window starts at the 256 KiB of the
-specification; one whose reader keeps pace grows, from a stock that all connections share.
+queued is bounded: four parts of 64 KiB of all streams together and 32 of at most 8 KiB, because ``write`` waits its
+turn; and a peer that has us pile up answers that it does not read loses the connection. Votes, commits and short
+answers do not wait behind frames: up to 8 KiB go before the next piece, and pieces are as long as leave in a quarter of
+a second. A window starts at the 256 KiB of the specification; one whose reader keeps pace grows, from a stock that all
+connections share.
 
 Source: hashicorp/yamux, spec.md; libp2p/specs, yamux/README.md (stream ids, windows).
 """
@@ -40,7 +41,7 @@ _DATA, _WINDOW, _PING, _GO_AWAY = range(4)
 _LARGEST = 65507  # bytes of a piece: with its header one Noise message
 _SMALLEST, _FIRST, _TURN = 1 << 12, 1 << 14, 0.25  # bytes of a piece, at least and at first; s in which it should leave
 _QUEUED = 4  # pieces of all streams together that wait for the socket
-_FEW, _QUEUED_FEW = 1 << 10, 64  # bytes that go before the next piece, and how many such wait
+_FEW, _QUEUED_FEW = 1 << 13, 32  # bytes that go before the next piece (the commit of 40 peers), and how many such wait
 _MOST_ANSWERS = 4096  # frames of 12 bytes that wait; a peer that makes more of them does not read
 # streams of the other side at a time; those above the peer's budget are refused after their protocol is known
 _INBOUND = 128
@@ -196,8 +197,8 @@ class Session:
 
 
 class _Outgoing:
-    """The frames that wait for the socket: those without data at once, then those with little, then a piece, each in
-    its turn.
+    """The frames that wait for the socket. In each batch go answers, then all with little data, then one piece of the
+    rest, which comes in its turn; the end of a stream goes after its data.
 
     A frame of 571 kB to a peer with 2 Mbit/s, and four more to the same: the answers to what that one sent waited for
     8 s behind them, it took its line for half of what it is, and its next frame took twice as long.
@@ -225,7 +226,10 @@ class _Outgoing:
         return True
 
     async def write(self, stream: MuxedStream, data: memoryview) -> int:
-        """Queue as much of ``data`` as the window lets through, one piece at most; return how much that was."""
+        """Queue as much of ``data`` as the window lets through, 64 KiB at most; return how much that was.
+
+        One caller of a stream at a time.
+        """
         is_little = len(data) <= _FEW and not stream.queued  # else it would be before what the stream sent first
         slots = self._slots_of_few if is_little else self._slots
         await slots.acquire()
@@ -267,7 +271,7 @@ class _Outgoing:
             self._shut = True  # what the other side sent before is still being read, and then its end
 
     async def _next_batch(self) -> list[bytes]:
-        """Return what is queued; nothing once this side has finished."""
+        """Return what goes next of what is queued; nothing once this side has finished."""
         while not self._answers and not self._few and not self._pieces:
             if self.finishing:
                 self._shut = True
@@ -431,7 +435,7 @@ class MuxedStream:
     def __init__(self, session: Session, number: int, stock: Stock, window: int) -> None:
         self.number = number
         self.send_window, self.receive_window = window, window
-        self.queued = 0  # pieces of it that wait for the socket
+        self.queued = 0  # parts of it that wait for the socket, its end among them
         self.most_unread: int | None = None  # bytes, where less than the window is due; with more it is reset
         self._session, self._stock = session, stock
         self._window = window  # what the other side may have under way

@@ -1,6 +1,5 @@
 """The handshake without a network: who is proven, and what altered bytes lead to."""
 
-import fcntl
 import socket
 import struct
 import sys
@@ -179,7 +178,7 @@ async def test_short_messages_after_a_long_one_are_not_waited_for_in_vain():
                 assert await plain.receive_message() == bytes(length)
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system knows no such bound")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a system may not say what has not left")
 async def test_the_system_takes_little_that_the_other_side_does_not_read():
     """What it has taken, votes wait behind: at 50 kB/s for 3 s where it took 160 kB."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -190,6 +189,8 @@ async def test_the_system_takes_little_that_the_other_side_does_not_read():
 
 async def fill(near):
     """Send until nothing more is taken; then little waits in this system."""
+    import fcntl
+
     Plain(near)
     raw = near.extra(SocketAttribute.raw_socket)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -198,7 +199,7 @@ async def fill(near):
             await near.send(bytes(8192))
     waiting = struct.unpack("i", fcntl.ioctl(raw.fileno(), SIOCOUTQNSD, bytes(4)))[0]
     assert blocked.cancelled_caught
-    assert waiting < 1 << 16
+    assert waiting < 1 << 17
 
 
 class Held:

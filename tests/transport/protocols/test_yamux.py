@@ -117,6 +117,38 @@ async def test_what_one_stream_sends_stays_in_order_however_long_its_parts_are(r
     assert b"".join(taken) == b"".join(parts)
 
 
+@pytest.mark.parametrize("length", [100, MIB])
+async def test_who_gives_up_while_it_waits_for_its_turn_leaves_its_turn_to_others(length):
+    """A hundred streams that are reset, or whose senders are called off; then all that may wait can wait again."""
+    async with two_sessions() as (a, b, came, ends), anyio.create_task_group() as group:
+        await slow(ends[0], 100_000)
+        for number in range(100):
+            stream = a.open()
+            with anyio.move_on_after(0.05):
+                async with anyio.create_task_group() as senders:
+                    for _ in range(3):
+                        senders.start_soon(try_to_send, a.open(), bytes(length))
+                    await anyio.sleep(0.02)
+                    if number % 2:
+                        stream.reset()
+        for stream in (*a.streams, *came):
+            stream.reset()
+        last, taken = a.open(), []
+        group.start_soon(try_to_send, last, bytes(300_000))
+        while (there := b.stream(last.number)) is None:
+            await anyio.sleep(0.01)
+        while sum(map(len, taken)) < 300_000:
+            taken.append(await there.receive(MIB))
+        assert a.outgoing._slots.value == 4
+        assert a.outgoing._slots_of_few.value == 32
+        group.cancel_scope.cancel()
+
+
+async def try_to_send(stream, data):
+    with suppress(StreamClosed):
+        await stream.send(data, ignore)
+
+
 async def test_pieces_are_short_on_a_slow_path_and_long_on_a_fast_one():
     async with two_sessions() as (a, _, came, ends), anyio.create_task_group() as group:
         sizes, plain = [], ends[0].send
