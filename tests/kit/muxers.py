@@ -18,6 +18,7 @@ class Joined:
     """What a session needs of a connection: bytes to another one, until the path dies."""
 
     peer = bytes(32)
+    rate = None  # bytes/s, not known
 
     def __init__(self, outgoing, incoming):
         self.outgoing, self.incoming, self.dead = outgoing, incoming, False

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -226,6 +227,7 @@ class Plain:
     def __init__(self, socket: Socket) -> None:
         self._socket, self._held = socket, bytearray()
         self._wait_for_bytes = _least_to_wake_of(socket)
+        self.delivery_rate = _delivery_rate_of(socket)
         _hold_little_unsent(socket)
 
     async def send(self, data: bytes) -> None:
@@ -290,6 +292,32 @@ def _least_to_wake_of(carrier: Socket) -> Callable[[int], None]:
     return tell
 
 
+# Where the rate at which bytes arrive stands in Linux's ``struct tcp_info``: bytes/s, u64.
+_DELIVERY_RATE, _TCP_INFO_NBYTES = 160, 168
+
+
+def _delivery_rate_of(carrier: Socket) -> Callable[[], float | None]:
+    """Return what tells the bytes per second that arrive at the other side, as the system measures them; None: not
+    known, or not yet.
+
+    How long a socket takes to have room says less: on a busy machine most of that is the wait for a processor.
+    """
+
+    def tell() -> float | None:
+        try:
+            told = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_NBYTES)
+        except OSError:  # it was closed
+            return None
+        if len(told) < _TCP_INFO_NBYTES:
+            return None
+        return float(int.from_bytes(told[_DELIVERY_RATE:], sys.byteorder)) or None
+
+    if not isinstance(carrier, SocketStream) or sys.platform != "linux":
+        return lambda: None
+    raw = carrier.extra(SocketAttribute.raw_socket)
+    return tell
+
+
 def _hold_little_unsent(carrier: Socket) -> None:
     """Have the system take little beyond what is on its way, where it can: votes and answers wait behind that."""
     if isinstance(carrier, SocketStream) and hasattr(socket, "TCP_NOTSENT_LOWAT"):
@@ -315,6 +343,11 @@ class Secured:
                 message = self._sending.seal(view[start : start + MOST_AT_ONCE])
                 sealed += (len(message).to_bytes(2, "big"), message)
         await self._plain.send(b"".join(sealed))
+
+    @property
+    def rate(self) -> float | None:
+        """Return the bytes per second that arrive at the other side; None: not known."""
+        return self._plain.delivery_rate()
 
     async def receive(self) -> bytes:
         """Return what came next, at least one byte. PayloadError when it was altered on the way."""

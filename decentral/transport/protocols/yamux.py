@@ -39,7 +39,7 @@ PROTOCOL = "/yamux/1.0.0"
 _HEADER = struct.Struct("!BBHII")  # version, type, flags, stream, length
 _DATA, _WINDOW, _PING, _GO_AWAY = range(4)
 _LARGEST = 65507  # bytes of a piece: with its header one Noise message
-_SMALLEST, _FIRST, _TURN = 1 << 12, 1 << 14, 0.25  # bytes of a piece, at least and at first; s in which it should leave
+_SMALLEST, _TURN = 1 << 12, 0.25  # bytes of a piece at least, and s in which it should leave
 _QUEUED = 4  # pieces of all streams together that wait for the socket
 _FEW, _QUEUED_FEW = 1 << 13, 32  # bytes that go before the next piece (the commit of 40 peers), and how many such wait
 _MOST_ANSWERS = 4096  # frames of 12 bytes that wait; a peer that makes more of them does not read
@@ -212,7 +212,6 @@ class _Outgoing:
         self._pieces: deque[tuple[MuxedStream, memoryview]] = deque()  # nothing: the end of the stream
         # first come, first served: no stream starves another
         self._slots, self._slots_of_few = anyio.Semaphore(_QUEUED), anyio.Semaphore(_QUEUED_FEW)
-        self._largest = _FIRST  # bytes of a piece now
         self._taken_of_few = 0
         self._work = Changes()
 
@@ -262,15 +261,13 @@ class _Outgoing:
     async def write_forever(self, secured: Secured) -> None:
         """Send what is queued, and then the end, once nothing more is."""
         try:
-            while batch := await self._next_batch():
-                began = anyio.current_time()
+            while batch := await self._next_batch(secured):
                 await secured.send(*batch)
-                self._cut_for(sum(map(len, batch)), anyio.current_time() - began)
             await secured.send_eof()
         except StreamClosed:
             self._shut = True  # what the other side sent before is still being read, and then its end
 
-    async def _next_batch(self) -> list[bytes]:
+    async def _next_batch(self, secured: Secured) -> list[bytes]:
         """Return what goes next of what is queued; nothing once this side has finished."""
         while not self._answers and not self._few and not self._pieces:
             if self.finishing:
@@ -284,16 +281,16 @@ class _Outgoing:
             self._slots_of_few.release()
         self._taken_of_few = 0
         if self._pieces:
-            batch.append(self._next_piece())
+            batch.append(self._next_piece(piece_at(secured.rate)))
         return batch
 
     def _queue(self, stream: MuxedStream, data: bytes) -> None:
         self._pieces.append((stream, memoryview(data)))
         stream.queued += 1
 
-    def _next_piece(self) -> bytes:
+    def _next_piece(self, most: int) -> bytes:
         stream, data = self._pieces[0]
-        piece, rest = data[: self._largest], data[self._largest :]
+        piece, rest = data[:most], data[most:]
         if rest:
             self._pieces[0] = stream, rest
         else:
@@ -305,11 +302,10 @@ class _Outgoing:
             self._slots.release()
         return _HEADER.pack(0, _DATA, 0, stream.number, len(piece)) + piece
 
-    def _cut_for(self, nbytes: int, seconds: float) -> None:
-        """Cut pieces so that one leaves in ``_TURN``, by how long the socket took to have room for ``nbytes``."""
-        if nbytes >= _SMALLEST:
-            fits = int(nbytes * _TURN / seconds) if seconds > 0 else _LARGEST
-            self._largest = max(_SMALLEST, min(_LARGEST, fits, self._largest * 5 // 4))
+
+def piece_at(rate: float | None) -> int:
+    """Return the bytes of a piece that leaves in ``_TURN`` at so many bytes per second; None: not known."""
+    return _LARGEST if rate is None else max(_SMALLEST, min(_LARGEST, int(rate * _TURN)))
 
 
 def _end_of(stream: MuxedStream) -> bytes:

@@ -202,6 +202,20 @@ async def fill(near):
     assert waiting < 1 << 17
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a system may not say")
+async def test_the_system_tells_how_fast_bytes_arrive():
+    async with two_ends() as (near, plain, _):
+        there = Plain(near)
+        assert there.delivery_rate() is None
+        async with anyio.create_task_group() as group:
+            group.start_soon(near.send, bytes(1 << 22))
+            await plain.receive_exactly(1 << 22)
+        rate = there.delivery_rate()
+        assert rate is not None
+        assert 1e5 < rate < 1e12
+    assert there.delivery_rate() is None
+
+
 class Held:
     """A connection on which one message came."""
 
