@@ -272,7 +272,7 @@ class Pushes:
         self._offered_at.setdefault(peer, anyio.current_time())
 
     def note_frame(self, round_: int) -> None:
-        """Note that a frame of somebody else is here."""
+        """Note that a frame of somebody else for this round is here."""
         self._had_first.setdefault(round_, anyio.current_time())
 
     def seconds(self, frame: bytes | None) -> float | None:

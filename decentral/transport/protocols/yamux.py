@@ -40,7 +40,7 @@ _HEADER = struct.Struct("!BBHII")  # version, type, flags, stream, length
 _DATA, _WINDOW, _PING, _GO_AWAY = range(4)
 _LARGEST = 65507  # bytes of a piece: with its header one Noise message
 _SMALLEST, _TURN = 1 << 12, 0.25  # bytes of a piece at least, and s in which it should leave
-_QUEUED = 4  # pieces of all streams together that wait for the socket
+_QUEUED = 4  # parts of 64 KiB of all streams together that wait for the socket
 _FEW, _QUEUED_FEW = 1 << 13, 32  # bytes that go before the next piece (the commit of 40 peers), and how many such wait
 _MOST_ANSWERS = 4096  # frames of 12 bytes that wait; a peer that makes more of them does not read
 # streams of the other side at a time; those above the peer's budget are refused after their protocol is known
