@@ -153,16 +153,24 @@ def _lan(addresses: tuple[str, ...]) -> Finding:
 
 
 def _reach(invite: str) -> Iterator[Finding]:
-    """Ask a peer of the run for its terms, as ``join`` would."""
-    from decentral.peer import fetch_manifest
+    """Ask a peer of the run for its terms and its model's size, as ``join`` would."""
+    import psutil
+
+    from decentral.peer.joining import ask_first_peer
 
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        manifest = fetch_manifest(invite, folder, join_timeout=_ANSWER_SECONDS)
-    seconds = time.monotonic() - began
-    yield Finding(
-        "ok", "invite", f"run {manifest.run.name} answered in {seconds:.1f} s; decentral join will work from here"
-    )
+    hello = ask_first_peer(Invite.parse(invite), None, _ANSWER_SECONDS)
+    seconds, name = time.monotonic() - began, hello.manifest.run.name
+    yield Finding("ok", "invite", f"run {name} answered in {seconds:.1f} s; decentral join will work from here")
+    yield room_for(hello.schema.sizes, psutil.virtual_memory().available)
+
+
+def room_for(sizes: Sequence[int], free: int) -> Finding:
+    """Say what a run of these fragments takes of so many bytes that are free."""
+    from decentral.training.part import find_room
+
+    verdict, sentence = find_room(sizes, free)
+    return Finding(verdict, "memory", sentence)
 
 
 # ---- this machine's network ----

@@ -153,11 +153,14 @@ def scale_of(manifest: Manifest, *, parameters: int | None = None, peers: int | 
 
 def check_fragments(manifest: Manifest) -> None:
     """ConfigError when the language model of the terms has too few blocks for its fragments: one would be empty."""
-    fragments, layers = manifest.outer.fragments, manifest.model.layers
-    if manifest.model.task == "causal-lm" and fragments > 1 + layers:
+    outer, layers = manifest.outer, manifest.model.layers
+    is_strided = outer.fragment_layout == "strided"
+    rest = "one fragment for the rest" if is_strided else "embedding and last norm"
+    most = layers + (1 if is_strided else 2)
+    if manifest.model.task == "causal-lm" and outer.fragments > most:
         raise ConfigError(
-            f"outer.fragments = {fragments}: the {layers} blocks of model.layers and one fragment for the rest make "
-            f"{1 + layers} at most; use fewer fragments or more layers"
+            f"outer.fragments = {outer.fragments}: the {layers} blocks of model.layers and {rest} make "
+            f"{most} at most; use fewer fragments or more layers"
         )
 
 

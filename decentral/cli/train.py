@@ -440,7 +440,8 @@ def live_fragments(context: TrainingContext) -> list[Tensor]:
     """Return what was learnt so far, fragment by fragment, flat float32: the average, of an optimizer that has one."""
     bare = context.accelerator.unwrap_model(context.model)
     parameters = dict(bare.named_parameters())
-    fragments = schema_of(bare, context.manifest.outer.fragments).fragments
+    outer = context.manifest.outer
+    fragments = schema_of(bare, outer.fragments, layout=outer.fragment_layout).fragments
     context.averages.show()
     held = [gather(parameters, fragment) for fragment in fragments]
     context.averages.resume()

@@ -86,7 +86,7 @@ def set_up(manifest: Manifest, out: Path, data: Path | None, begins_from: Path |
     watch = Stopwatch(raw[-1])  # before the swarm's hook, so that waiting for a round is not counted as training
     model, *optimizers = accelerator.prepare(bare, *raw)
     twin = build_language_model(config, seed=seed).to(accelerator.device)
-    schema = schema_of(twin, manifest.outer.fragments)
+    schema = schema_of(twin, manifest.outer.fragments, layout=manifest.outer.fragment_layout)
     context = TrainingContext(
         manifest=manifest,
         out=make_directory(out),

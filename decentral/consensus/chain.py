@@ -340,6 +340,7 @@ class Presence:
     expired: frozenset[PeerId] = frozenset()  # lease ran out
     gone: frozenset[PeerId] = frozenset()  # lease ran out long enough ago to give the peer up
     known: frozenset[PeerId] = frozenset()  # have a live lease, and answered where it says that they are
+    parts: Mapping[PeerId, range] = field(default_factory=dict)  # fragments of those that do not train all of them
     leaving: set[PeerId] = field(default_factory=set)  # said goodbye
     unreachable: set[PeerId] = field(default_factory=set)  # the last send failed
 
@@ -347,6 +348,10 @@ class Presence:
         """Tell whether a message to ``peer`` may be expected to arrive and be answered."""
         away = peer in self.expired or peer in self.leaving or peer in self.unreachable
         return peer == self.me or not away
+
+    def may_offer(self, peer: PeerId, fragment: int) -> bool:
+        """Tell whether a contribution of ``peer`` to a fragment may be expected."""
+        return self.present(peer) and (peer not in self.parts or fragment in self.parts[peer])
 
     def heard(self, peer: PeerId) -> None:
         """``peer`` just spoke, so the last failed send says nothing any more."""

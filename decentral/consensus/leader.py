@@ -43,7 +43,7 @@ def _frames_ready(state: RoundState, usable: Sequence[PeerId], now: float) -> bo
     enough = len(state.head.members) >= state.terms.min_peers
     if enough and usable and _quorum_waited(state, now):
         return True
-    ready = enough and state.round.ready(usable, state.head, state.presence, state.deadline, now)
+    ready = enough and state.round.ready(usable, state.expected(), state.head.newcomers, state.deadline, now)
     here = frozenset(usable if ready else ())
     return ready and not any(_is_coming(state, peer, now) for peer in state.round.offers if peer not in here)
 

@@ -29,6 +29,7 @@ Source: Lamport, "Paxos Made Simple", 2001; the fast first ballot is Multi-Paxos
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -43,6 +44,8 @@ from decentral.wire.frames import Header
 from decentral.wire.keys import Digest, PeerId, Signer
 
 __all__ = ["TICK", "RoundMachine"]
+
+_ALL_TRAIN_ALL: Mapping[PeerId, range] = {}
 
 TICK = 0.25  # s between calls of tick: finer than any timer here needs
 
@@ -123,14 +126,15 @@ class RoundMachine:
         *,
         missed: frozenset[PeerId] = frozenset(),
         known: frozenset[PeerId] = frozenset(),
+        parts: Mapping[PeerId, range] = _ALL_TRAIN_ALL,
     ) -> list[Effect]:
         """Name whose lease ran out, and whose did so long ago that the peer is given up. ``missed``: nothing is heard
-        of them now; ``known``: have a live lease.
+        of them now; ``known``: have a live lease; ``parts``: the fragments of those that do not train all of them.
         """
-        presence = self.state.presence
-        if (expired, gone, missed, known) == (presence.expired, presence.gone, presence.missed, presence.known):
+        presence, said = self.state.presence, (expired, gone, missed, known, parts)
+        if said == (presence.expired, presence.gone, presence.missed, presence.known, presence.parts):
             return []  # as most often: the tick before it has done what there was to do
-        presence.expired, presence.gone, presence.missed, presence.known = expired, gone, missed, known
+        presence.expired, presence.gone, presence.missed, presence.known, presence.parts = said
         return self._progress(now)
 
     def listen_first(self, now: float, *, excused: bool, away: float = math.inf) -> None:

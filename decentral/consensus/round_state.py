@@ -89,19 +89,25 @@ class SeenOfRound:
         self.arrived.update(new)
         return [self.offers[peer] for peer in new]
 
-    def ready(self, usable: Sequence[PeerId], head: Head, presence: Presence, deadline: Deadline, now: float) -> bool:
-        """Tell whether all who are there have offered, or the deadline is over and waiting longer helps nobody."""
+    def ready(
+        self,
+        usable: Sequence[PeerId],
+        expected: Sequence[PeerId],
+        newcomers: Container[PeerId],
+        deadline: Deadline,
+        now: float,
+    ) -> bool:
+        """Tell whether all ``expected`` ones have offered, or the deadline is over and waiting longer helps nobody."""
         if not usable or self.first_offer is None:
             return False
         if now >= self.first_offer + deadline.ceiling:
             return True
         here = set(usable)
-        missing = (peer for peer in head.members if peer not in here and peer not in head.newcomers)
-        if not any(presence.present(peer) for peer in missing):
+        if all(peer in here or peer in newcomers for peer in expected):
             return True
         if now < deadline.at(self.opened, self.first_offer):
             return False
-        return 2 * len(usable) >= sum(map(presence.present, head.members))
+        return 2 * len(usable) >= len(expected)
 
 
 def _describes(offer: m.Offer, peer: PeerId, header: Header, kind: FrameKind, states: int) -> bool:
@@ -463,6 +469,11 @@ class RoundState:
     def voters(self) -> tuple[PeerId, ...]:
         """Return the peers whose promises and votes decide, as far as is known here who is given up."""
         return self.terms.voting.voters(self.head, self.presence.given_up())
+
+    def expected(self) -> list[PeerId]:
+        """Return the members whose contributions to the round in progress may come."""
+        fragment = self.head.fragment(self.terms.num_fragments)
+        return [peer for peer in self.head.members if self.presence.may_offer(peer, fragment)]
 
     def patience(self, plans: float = 1.0) -> float:
         """Return the seconds to wait for what it takes ``plans`` plans of a reduce to get; its slices alone are half of

@@ -22,6 +22,7 @@ from decentral.lab.lockstep import lockstep_of
 from decentral.lab.own import Brought, OwnWork, is_own, version_of_task
 from decentral.lab.work import Digits, Language, Work, corpus_of
 from decentral.manifest import Manifest
+from decentral.manifest.terms import Outer
 from decentral.optimizers import OuterMethod, RoundInfo, make_outer
 from decentral.optimizers.base import State
 from decentral.parameters import parameters_of, scatter, schema_of
@@ -162,7 +163,7 @@ class _Looking:
     """Goes along with a course."""
 
     def __init__(self, course: Course, work: Work, cell: Cell) -> None:
-        self._course, self._reader = course, Reader(work, course.manifest.outer.fragments)
+        self._course, self._reader = course, Reader(work, course.manifest.outer)
         self._tokens, self._steps = work.tokens_of_step, cell.steps
         self._looks = Looks(cell.steps, cell.points)
         self._nbytes = self._peak = 0.0
@@ -211,9 +212,9 @@ class HeldOut:
 class Reader:
     """Evaluates what replicas hold."""
 
-    def __init__(self, work: Work, fragments: int) -> None:
+    def __init__(self, work: Work, outer: Outer) -> None:
         self._work, self._module = work, work.model()
-        self._schema = schema_of(self._module, fragments)
+        self._schema = schema_of(self._module, outer.fragments, layout=outer.fragment_layout)
         self._parameters = parameters_of(self._module)
 
     def loss(self, anchors: Fragments) -> float:

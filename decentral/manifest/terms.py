@@ -347,6 +347,11 @@ class Outer(Table):
     fragments: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="slices of the model that take turns"
     )
+    layout: Literal["strided", "stages"] | None = Field(
+        default=None,
+        description="stages: fragments are neighbouring blocks, one of which a small machine can train; unset: strided",
+        examples=["stages"],
+    )
     overlap: Steps = Field(
         default=0, description="tau: inner steps that go on while a round is in flight; 0 waits for it"
     )
@@ -386,6 +391,11 @@ class Outer(Table):
         from decentral.optimizers import describe_keys  # torch
 
         return describe_keys(self.method)
+
+    @property
+    def fragment_layout(self) -> Literal["strided", "stages"]:
+        """How blocks are dealt out to fragments, when it is unset, too."""
+        return self.layout or "strided"
 
     @property
     def hyper(self) -> dict[str, float | str]:

@@ -213,6 +213,10 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "out_of_band": _band,
     "back_in_band": _band,
     "away": _away,
+    "trains_part": lambda row: (
+        f"memory holds {int(row['stop']) - int(row['first'])} of the run's {int(row['of'])} fragments, from "
+        f"{int(row['first'])} on: those are trained here"
+    ),
     "restarted": lambda row: f"the live model was put back to the anchor: {row['why']}",
     "synced": lambda row: f"the model came from {_peer_of(row)}",
     "sync_failed": lambda row: f"{_peer_of(row)} could not give its model: {row['why']}",

@@ -6,6 +6,7 @@ Beside them a schema has the buffers, and a digest of each parameter that is not
 """
 
 from decentral.parameters.model import (
+    Layout,
     buffer_spec,
     buffers_of,
     combine_digests,
@@ -32,6 +33,7 @@ __all__ = [
     "BufferSpec",
     "Fragment",
     "FrozenSpec",
+    "Layout",
     "ParameterSpec",
     "Schema",
     "buffer_spec",

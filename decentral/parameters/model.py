@@ -1,12 +1,15 @@
 """A model's schema, and the way of its parameters and buffers out of it and into it, as flat vectors and digests.
 
 Fragments are strided over the transformer blocks (block b -> fragment b mod P-1, the rest in the last one), as in
-Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512.
+Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512; or they are stages, one
+after the other, which a peer can train without the rest.
 """
 
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,6 +40,7 @@ from decentral.tensors.ops import is_finite
 # ---- the schema of a model ----
 
 NamedParameters = torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+Layout = Literal["strided", "stages"]
 
 # of torch.compile, of activation checkpointing: in the name of everything inside
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -45,13 +49,17 @@ _REPLICATING = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel
 
 
 def schema_of(
-    model_or_named_parameters: NamedParameters, num_fragments: int = 1, moved: Collection[str] = ()
+    model_or_named_parameters: NamedParameters,
+    num_fragments: int = 1,
+    moved: Collection[str] = (),
+    layout: Layout = "strided",
 ) -> Schema:
     """The schema of a model, in ``named_parameters`` and ``named_buffers`` order; hashes what is frozen.
 
     ``moved``: parameters that stand ahead of the buffers, as what they are: no gradient trains them, and they change.
-    With P > 1 fragments, the block numbered b (first integer component of the dotted name) goes to fragment
-    b mod (P-1) and everything else (embeddings, head, norms) to the last one; with nothing else, b mod P.
+    Strided, with P > 1 fragments, the block numbered b (first integer component of the dotted name) goes to fragment
+    b mod (P-1) and everything else (embeddings, head, norms) to the last one; with nothing else, b mod P. In stages,
+    blocks and what stands between them keep their order, and the largest stage is as small as it can be.
     Raises ConfigError for a model that cannot be trained together.
     """
     source = model_or_named_parameters
@@ -72,7 +80,7 @@ def schema_of(
         raise ConfigError("no parameter of the model requires gradients, so there is nothing to train; unfreeze some")
     if not 1 <= num_fragments <= MAX_FRAGMENTS:
         raise ConfigError(f"schema_of(num_fragments={num_fragments}): want 1 to {MAX_FRAGMENTS}")
-    members = _stride(specs, num_fragments)
+    members = _stride(specs, num_fragments) if layout == "strided" else _cut_into_stages(specs, num_fragments)
     if not all(members):
         raise ConfigError(
             f"schema_of(num_fragments={num_fragments}): fragment {members.index([])} would be empty, the model has "
@@ -282,6 +290,36 @@ def _stride(specs: list[ParameterSpec], num_fragments: int) -> list[list[Paramet
         block = _block(spec.name)
         members[-1 if block is None else block % stride].append(spec)
     return members
+
+
+def _cut_into_stages(specs: list[ParameterSpec], num_stages: int) -> list[list[ParameterSpec]]:
+    """Cut the blocks, and what stands between them, into neighbours; empty ones where there are too few.
+
+    Bytes and work of a matrix are both as its elements are many, so these decide; of an embedding, which is looked up,
+    its bytes alone: it costs no more time than that.
+    """
+    blocks = [list(same) for _, same in groupby(specs, key=lambda spec: _block(spec.name))]
+    sizes = [sum(spec.numel for spec in block) for block in blocks]
+    if len(blocks) < num_stages:
+        return [*blocks, *([] for _ in range(num_stages - len(blocks)))]
+    low, high = max(sizes), sum(sizes)  # of the largest stage
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_fill(sizes, middle, 1)) <= num_stages else (middle + 1, high)
+    stages = [blocks[part] for part in _fill(sizes, low, num_stages)]
+    return [[spec for block in stage for spec in block] for stage in stages]
+
+
+def _fill(sizes: Sequence[int], most: int, num_stages: int) -> list[slice]:
+    """Fill stages of at most so many elements one after the other, and leave one block at least for each to come."""
+    found, begin, held = list[slice](), 0, 0
+    for place, size in enumerate(sizes):
+        is_last_chance = len(sizes) - place < num_stages - len(found)
+        if place > begin and (held + size > most or is_last_chance):
+            found.append(slice(begin, place))
+            begin, held = place, 0
+        held += size
+    return [*found, slice(begin, len(sizes))]
 
 
 # ---- fragments and buffers, flat ----

@@ -116,6 +116,11 @@ class Schema:
         return hashlib.blake2b(self.to_json().encode(), digest_size=32).digest()
 
     @property
+    def sizes(self) -> list[int]:
+        """Number of elements in each fragment."""
+        return [fragment.numel for fragment in self.fragments]
+
+    @property
     def numel(self) -> int:
         """Number of elements in all fragments."""
         return sum(fragment.numel for fragment in self.fragments)

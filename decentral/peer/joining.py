@@ -51,6 +51,7 @@ from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates, Together
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import sparse_sentence
+from decentral.training.part import Needs, choose_part
 from decentral.training.processes import Accelerator, count_launched
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
@@ -149,11 +150,19 @@ def settings_of(
         manifest.outer.fragments,
         options["accelerator"],
         optimizers.parts,
+        layout=manifest.outer.fragment_layout,
         on_device=method.on_device,
         buffers=manifest.model.buffers or "average",
         moved=[options["moved"]] if isinstance(options["moved"], str) else options["moved"],
     )
     check_processes(manifest, live.team.size, optimizers.parts, evaluates=options["evaluate"] is not None)
+    memory = size_of(options["memory"], "memory")
+    if memory is not None and memory < Needs().in_memory(live.schema.sizes):
+        if len(choose_part(live.schema.sizes, memory)) < manifest.outer.fragments:
+            check_part(manifest, live, optimizers.parts)
+        with suppress(OSError):  # said below, with the way out
+            out.mkdir(parents=True, exist_ok=True)
+        offload_to(Path(options["offload"] or out))
     check_covers(optimizers.parts, live.trained)
     for one in optimizers.parts:
         make_hookable(one)
@@ -176,6 +185,7 @@ def settings_of(
         caps=caps,
         daily_upload=daily_upload,
         max_writes=size_of(options["max_writes"], "max_writes"),
+        memory=memory,
         admit=admit if invite is None else invite.token,
     )
 
@@ -238,6 +248,19 @@ def check_processes(
             f"spsa draws directions of its own in each of this peer's {world_size} processes, and their parameters "
             "would part; run one process, or choose another inner optimizer"
         )
+
+
+def check_part(manifest: Manifest, live: LiveModel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """ConfigError where a peer that trains some fragments alone would not do what the others take it to do."""
+    method = make_outer(manifest.outer.method, manifest.outer.hyper)
+    if method.topology != "all" or method.inner or method.draws:
+        raise ConfigError(
+            f"join(memory=...): outer.method {manifest.outer.method} needs peers that train all of the model; leave "
+            "memory out, or join a run of diloco or sparseloco"
+        )
+    if live.team.size > 1 or any(live.averages.swaps(one) for one in optimizers):
+        what = f"{live.team.size} processes" if live.team.size > 1 else "an optimizer that trains at averages"
+        raise ConfigError(f"join(memory=...): this peer has {what}, and must train all of the model; leave memory out")
 
 
 # ---- the terms of a run ----

@@ -349,6 +349,16 @@ class PeerOptions(TypedDict, total=False):
             rule=_A_PATH,
         ),
     ]
+    memory: Annotated[
+        int | str | None,
+        Option(
+            None,
+            "Train as many of the run's fragments as so much memory holds, beside the activations of a batch, where "
+            "fewest others train; all of them when it is enough for that, or not given.",
+            "docs/weak-machines.md says what it means.",
+            unit="bytes, or a string as 6GB",
+        ),
+    ]
     evaluate: Annotated[
         "Callable[[], float | Tensor] | None",
         Option(
@@ -433,6 +443,7 @@ class Settings:
     caps: "Caps"
     daily_upload: int | None  # bytes
     max_writes: int | None  # bytes a day
+    memory: int | None  # bytes; None: as needed
     admit: str | None = field(repr=False)  # the admission token, as given; what the folder keeps is not in it
 
 

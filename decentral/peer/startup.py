@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import torch
 from torch import Tensor
 
@@ -43,6 +44,7 @@ from decentral.training.clocks import StepCount
 from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
+from decentral.training.part import choose_part, find_room
 from decentral.training.reporting import Looks
 from decentral.training.schedule import SyncSchedule, make_schedule, note_replayed, recall_unadopted, resume, stand_at
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
@@ -87,6 +89,7 @@ class Startup:
         self._invited_by = () if part.settings.invite is None else part.settings.invite.addresses
         self._before = read_addresses(part.settings.out)
         self._outer_steps = 0  # in the live model, when it begins
+        self._trains: range | None = None  # fragments; None: all
 
     def begin(self) -> None:
         """Resume or start, find the swarm, and stand at a verified anchor. Raises what it cannot get over."""
@@ -98,6 +101,7 @@ class Startup:
         self._start_swarm(start)
         kept = self._checkpoint
         own = self._lost_state(start) if kept is None else None
+        self._trains = self._choose_part(kept)
         schedule, included = self._join_at_anchor(own) if kept is None else (self._go_on(kept), [])
         if (evaluate := self._settings.options["evaluate"]) is not None:
             part.looks = Looks(evaluate, self._model, self._note_look, failed=part.reporter.forget_held_out)
@@ -122,6 +126,8 @@ class Startup:
                 "%s of the terms are for the built-in model and do nothing here: your script says what it does",
                 " and ".join(idle),
             )
+        if self._settings.memory is None and self._settings.options["offload"] is None:
+            warn_of_memory(self._model.schema.sizes, psutil.virtual_memory().available)
         if not resumed and self._settings.invite is None:
             warn_of_size(self._manifest, self._model.schema.numel)
         found = differences(self._manifest.inner, self._settings.optimizers.parts)
@@ -278,7 +284,7 @@ class Startup:
                 self._model.buffers.write(buffers_B, whole=True)
             slept = Resumed(head, dict(own.tensors), dict(own.meta), (), adopted=True)
             return self._go_on(_Checkpoint(slept, slept.meta, head, True, anchors, buffers_B=buffers_B)), included
-        schedule, self._outer_steps = make_schedule(self._manifest, head.hash, self._live_side()), head.outer_step
+        schedule, self._outer_steps = self._make_schedule(head), head.outer_step
         for fragment, anchor_N in enumerate(anchors):
             schedule.put(self._model, fragment, anchor_N)
         self._model.buffers.write(buffers_B, whole=True)
@@ -289,7 +295,7 @@ class Startup:
 
         One of them may name what a previous incarnation sent: that is no progress any more.
         """
-        schedule = make_schedule(self._manifest, kept.head.hash, self._live_side())
+        schedule = self._make_schedule(kept.head)
         self._outer_steps = kept.head.outer_step
         memory = kept.memory.get("progress")
         replayed = range(0 if kept.found.adopted else kept.found.head.outer_step, kept.head.outer_step)
@@ -302,6 +308,26 @@ class Startup:
         if kept.buffers_B is not None and self._lost_its_buffers(kept, kept.buffers_B):
             self._model.write_buffers(kept.buffers_B)
         return schedule
+
+    def _choose_part(self, kept: _Checkpoint | None) -> range | None:
+        """Return the fragments that fit this machine, and train no others; those of before where as many fit."""
+        memory, swarm = self._settings.memory, self._part.swarm
+        if memory is None:
+            return None
+        sizes = self._model.schema.sizes
+        part = choose_part(sizes, memory, swarm.call(_parts_of_others, swarm.node))
+        before = None if kept is None else range(*kept.memory.get("progress", {}).get("part", (0, 0)))
+        part = before if before is not None and len(before) == len(part) else part
+        if len(part) == len(sizes):
+            return None
+        self._model.train_only(part)
+        self._part.reporter.part = part
+        swarm.call(_tell_part, swarm.node, part)
+        self._part.announce("trains_part", {"first": part.start, "stop": part.stop, "of": len(sizes)})
+        return part
+
+    def _make_schedule(self, head: Head) -> SyncSchedule:
+        return make_schedule(self._manifest, head.hash, self._live_side(), self._trains)
 
     def _live_side(self) -> LiveSide:
         moments = Moments(self._model, self._settings.optimizers.parts)
@@ -352,6 +378,13 @@ def check_terms(manifest: Manifest, *, founding: bool) -> None:
         logging.getLogger("decentral").warning("%s; this run goes on, a new one would be refused", error)
 
 
+def warn_of_memory(sizes: Sequence[int], free: int) -> None:
+    """Warn where training all of the model takes more memory than there is, and say how to train a part of it."""
+    verdict, sentence = find_room(sizes, free)
+    if verdict != "ok":
+        logging.getLogger("decentral").warning("%s", sentence)
+
+
 def warn_of_size(terms: Manifest, numel: int) -> None:
     """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""
     scale = default_scale(parameters=numel)
@@ -371,6 +404,16 @@ async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tenso
     included = swarm.updates.drain()
     replica = swarm.node.replica
     return swarm.node.driver.head, list(replica.anchors), replica.buffers_B, included
+
+
+async def _parts_of_others(node: Node) -> list[range]:
+    """Return the parts of those that do not train all of the model."""
+    return list(node.directory.parts().values())
+
+
+async def _tell_part(node: Node, part: range) -> None:
+    """Have others know that this peer trains no more than that."""
+    node.directory.own.train(part)
 
 
 async def note_addresses(directory: Directory, out: Path, network: NetworkSetup, noted: Addresses) -> None:

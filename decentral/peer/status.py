@@ -285,8 +285,8 @@ def _kind(protocol: str) -> str:
 
 def _absent_offerers(node: Node) -> tuple[str, ...]:
     machine = node.driver.machine
-    offered = set(machine.state.round.offers)
-    absent = [p for p in machine.state.offerers if p not in offered and machine.state.presence.present(p)]
+    offered, expected = set(machine.state.round.offers), set(machine.state.expected())
+    absent = [p for p in machine.state.offerers if p in expected and p not in offered]
     return tuple(peer_name(p) for p in absent)
 
 

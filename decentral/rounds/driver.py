@@ -181,6 +181,7 @@ class Driver:
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.full_times: tuple[float, ...] = ()  # s that others take for a full contribution
+        self.untrained: Digest | None = None  # head after which a fragment has its turn that nobody here trains
         self._judged = -math.inf  # when both were made last
         self._away = parts.away
 
@@ -227,12 +228,14 @@ class Driver:
         if slept := self.watch.slept(now):
             self._awake_after(slept)
         self.watch.look_who_answers(now)
-        seen = self.watch.absent(now)
+        seen, directory = self.watch.absent(now), self.swarm.directory
+        known, parts = frozenset(directory.live()), directory.parts()
         await self.steps.take(
             lambda now: state.machine.liveness(
-                seen.expired, seen.gone, now, missed=seen.missed, known=frozenset(self.swarm.directory.live())
+                seen.expired, seen.gone, now, missed=seen.missed, known=known, parts=parts
             )
         )
+        self.untrained = None if state.machine.state.expected() else state.head.hash
         if now - self._judged >= JUDGE_EVERY:
             self._judged = now
             self.allowed = state.machine.state.allowed()

@@ -253,7 +253,7 @@ class _Mass:
     def _progress(self, host: int, f: int) -> Tensor:
         made_N = torch.zeros(VALUES)
         for entry in self.trace.of("stepped"):
-            if entry.host == host:
+            if entry.host == host and f in entry.fields["part"]:
                 made_N[(entry.fields["number"] - 1 + f) % VALUES] += UNIT
         return made_N
 

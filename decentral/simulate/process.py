@@ -82,6 +82,7 @@ class Machine:
     folder: Path
     disk: RecordingDisk
     pace: StepPace
+    part: range | None  # fragments that it trains; None: all
     may_found: bool  # with an empty disk: it is the run's first peer
     claim: float | None  # bytes/s that it may say it was seen to send
     num_steps: int  # inner steps of earlier lives
@@ -135,7 +136,8 @@ class SimulatedProcess:
             readings=site.readings,
         )
         live = LiveSide(self.model, self.lesson.inner, machine.signer.peer, schema)
-        self.schedule = make_schedule(site.manifest, bytes(32), live)
+        self.schedule = make_schedule(site.manifest, bytes(32), live, machine.part)
+        self.node.directory.own.train(machine.part)
         if found is not None:
             self._resume(found)
         self.scope = anyio.CancelScope()
@@ -306,6 +308,7 @@ class Host:
         self.claim: float | None = (
             random.Random(f"claim {site.seed} {number}").choice(site.claims) if site.claims else None
         )
+        self.part: range | None = None  # fragments that it trains; None: all
         self.up = False
         self.num_steps = 0  # inner steps over all lives, so that no two leave the same mark
         self._past = Spent()  # by the lives before this one
@@ -359,6 +362,7 @@ class Host:
             folder=self.folder,
             disk=self.disk,
             pace=self.pace,
+            part=self.part,
             may_found=self.founder,
             claim=self.claim,
             num_steps=self.num_steps,

@@ -206,10 +206,10 @@ class Trainer:
     def _step(self) -> None:
         self.num_steps += 1
         steps = self.lesson.step(self.model.fragments, self.num_steps, self.schedule.calls.before_step)
-        for live_N, step_N in zip(self.model.fragments, steps, strict=True):
-            live_N -= step_N
+        for fragment in self.schedule.part:
+            self.model.fragments[fragment] -= steps[fragment]
         self.schedule.stepped()
-        self.note("stepped", number=self.num_steps)
+        self.note("stepped", number=self.num_steps, part=list(self.schedule.part))
 
     def uncommitted(self) -> dict[str, Tensor]:
         """Return what no commit has taken yet, per fragment: local progress and the debt of what was sent by halves."""

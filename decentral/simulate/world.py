@@ -80,6 +80,9 @@ class World:
             generator, seconds, profile.jitter_spread, profile.straggles / self.scenario.manifest.inner.steps
         )
         host = Host(self.site, number, self.folder / f"host{number}", pace, founder=number == 0)
+        if number >= self.scenario.hosts - self.scenario.parts:
+            fragment = number % self.scenario.manifest.outer.fragments
+            host.part = range(fragment, fragment + 1)
         self._connect(host, profile.bandwidth * generator.lognormvariate(0.0, profile.bandwidth_spread))
         return host
 

@@ -75,6 +75,11 @@ class Directory:
         """Return the other peers that are here, in the order of their ids, and what each said last."""
         return self.table.live(anyio.current_time())
 
+    def parts(self) -> Mapping[PeerId, range]:
+        """Return the fragments of those that do not train all of them; this peer may be one."""
+        every = (self.own.draft(), *self.live().values())
+        return {lease.peer: lease.part for lease in every if lease.part is not None}
+
     def prefer(self, members: Container[PeerId]) -> None:
         """Know ``members``, which may change, by anybody's word; of others it takes a connection."""
         self.table.members = members

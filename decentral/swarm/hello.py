@@ -22,11 +22,11 @@ from decentral.wire.keys import PeerId
 HELLO = "/decentral/hello/1"
 HELLO_LIMIT = 1 << 24  # bytes: manifest plus the schema of a model with 100,000 parameters
 HELLO_TIMEOUT = 15.0  # s
-WIRE_VERSION = 8  # 1: offers without age and summary; 2: frames that do not bind them; 3: anchors named by BLAKE2b;
+WIRE_VERSION = 9  # 1: offers without age and summary; 2: frames that do not bind them; 3: anchors named by BLAKE2b;
 # 4: beyond 21 members all of them vote, not a committee: the two would count votes differently; 5: what a leader, a
 # promise or a farewell says is believed unsigned, and a claim counts for more; 6: EDiT weighs by the
 # model's size, and CO2 is a round late; 7: a mean of any whole numbers among the
-# buffers, and every small tensor compressed by itself
+# buffers, and every small tensor compressed by itself; 8: leases that say nothing of a part of the model
 _NOT_ADMITTED = "the run admits by token, and this invite has none or another; ask a member for its invite of today"
 
 

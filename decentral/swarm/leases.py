@@ -201,7 +201,7 @@ def check_run(lease: Lease, run: Digest) -> None:
 
 def _news_in(lease: Lease) -> tuple[object, ...]:
     """Return the fields of a lease whose change anybody would want to know."""
-    return lease.addresses, lease.epoch, lease.round, lease.digest, lease.state, lease.uplink, lease.version
+    return lease.addresses, lease.epoch, lease.round, lease.digest, lease.state, lease.uplink, lease.version, lease.part
 
 
 # ---- leases as bytes ----
@@ -302,6 +302,11 @@ class OwnLease:
         if news:
             self._fields |= news
             self._news.set()
+
+    def train(self, part: range | None) -> None:
+        """Say which fragments this peer trains; None: all of them."""
+        self._fields |= {"first": 0, "stop": 0} if part is None else {"first": part.start, "stop": part.stop}
+        self._news.set()
 
     def call(self, name: str) -> None:
         """Tell others a name of this peer, see `is_name`; before the first lease is sealed."""

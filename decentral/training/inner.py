@@ -434,8 +434,9 @@ class InnerSteps:
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
                 stack.callback(optimizer.register_step_post_hook(guard.after_step).remove)
                 stack.callback(optimizer.register_step_post_hook(lambda one, *_, n=number: self._ends(one, n)).remove)
-                added = mine.register_post_accumulate_grad_hook(guard.backward)  # type: ignore[no-untyped-call]
-                stack.callback(added.remove)
+                if mine is not None:
+                    added = mine.register_post_accumulate_grad_hook(guard.backward)  # type: ignore[no-untyped-call]
+                    stack.callback(added.remove)
             return stack.pop_all()
 
     def _begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -530,6 +531,7 @@ def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
     return found is not None and bool(found)
 
 
-def _first_of(optimizer: torch.optim.Optimizer, wanted: set[int]) -> Tensor:
+def _first_of(optimizer: torch.optim.Optimizer, wanted: set[int]) -> Tensor | None:
+    """Return one of its parameters of ``wanted`` that is trained here; None: this peer trains a part without them."""
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-    return next(parameter for parameter in parameters if id(parameter) in wanted)
+    return next((one for one in parameters if id(one) in wanted and one.requires_grad), None)

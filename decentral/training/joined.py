@@ -7,7 +7,7 @@ the buffers. Of all others, what is trained are the same tensors later, and what
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +87,11 @@ class Joined:
         self._turn = 0
         self._still: set[str] = set()  # trained ones, frozen at the last boundary and at every step since
         self._has_warned = False
+        self._untrained = frozenset[str]()
+
+    def expect_frozen(self, names: Iterable[str]) -> None:
+        """Know of parameters that stay frozen, because this peer trains a part: nobody is warned of them."""
+        self._untrained = frozenset(names)
 
     def warn_of_copies(self) -> None:
         """Say which modules were taken for copies."""
@@ -110,7 +115,7 @@ class Joined:
         now = parameters_of(self._bare)
         self._check_tensors(now)
         self._check_values(now)
-        frozen = {name for name in self._trained if not now[name].requires_grad}
+        frozen = {name for name in self._trained if not now[name].requires_grad} - self._untrained
         if not self._has_warned and (names := sorted(frozen & self._still)):
             self._has_warned = True
             logger.warning(

@@ -21,6 +21,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from decentral.errors import ConfigError
 from decentral.node.follower import name_tensors
 from decentral.parameters import (
+    Fragment,
+    Layout,
     Schema,
     buffer_spec,
     buffers_of,
@@ -67,12 +69,14 @@ class LiveModel:
         accelerator: Accelerator | None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         *,
+        layout: Layout = "strided",
         on_device: bool = False,
         buffers: str = "average",
         moved: Sequence[str] | None = None,
     ) -> None:
-        """``on_device``: whether copies of fragments may lie where the model is: see `place_of`. ``buffers``: how the
-        run makes shared ones of the peers'. ``moved``: parameters that the loop moves itself, see `join`.
+        """``layout``: of fragments, see `schema_of`. ``on_device``: whether copies of them may lie where the model is:
+        see `place_of`. ``buffers``: how the run makes shared ones of the peers'. ``moved``: parameters that the loop
+        moves itself, see `join`.
         """
         self.team, self.averages = Team(accelerator), Averages(optimizers)
         bare = model if accelerator is None else accelerator.unwrap_model(model)
@@ -86,7 +90,7 @@ class LiveModel:
         frozen = {name: p for name, p in self._parameters.items() if not (p.requires_grad or name in by_loop)}
         self._frozen = parts_of(frozen)
         self.is_sharded = is_in_parts(bare, self._parameters, by_loop, self.team)
-        self.schema: Schema = schema_of(bare, num_fragments, by_loop)
+        self.schema: Schema = schema_of(bare, num_fragments, by_loop, layout)
         self.joined = Joined(bare, self.schema, sharded=self.is_sharded, copies=copies)
         self.buffers = LiveBuffers(bare, self.schema, by_loop, averaged=buffers == "average", warn=self._warn)
         self._fragments: ShardedFragments | WholeFragments
@@ -116,6 +120,19 @@ class LiveModel:
     def check_trained(self) -> None:
         """Raise ConfigError where the model is not the one that joined any more: see `Joined`."""
         self.joined.check()
+        self._fragments.check_borrowed()
+
+    def train_only(self, part: range) -> None:
+        """Train these fragments, and have the values of the others from what is written next, without memory of their
+        own where they can lie there: float32, on the processor. No gradient of theirs is made any more, so that an
+        optimizer keeps no moments of them.
+        """
+        others = [fragment for fragment in self.schema.fragments if fragment.index not in part]
+        for name in (name for fragment in others for name in fragment.names):
+            self._parameters[name].requires_grad_(False)
+            self._parameters[name].grad = None
+        self.joined.expect_frozen(name for fragment in others for name in fragment.names)
+        self._fragments.borrow(fragment.index for fragment in others)
 
     # ---- reading and writing ----
 
@@ -177,7 +194,8 @@ class LiveModel:
         All processes enter it at once; ``anchors`` and ``buffers_B`` are the main one's. No optimizer knows of it: of
         one that trains at other parameters than it learns, the trained ones come back as they were.
         """
-        held = [local_part(parameter) for parameter in self.trained.values()]
+        borrowed = self._fragments.borrowed()
+        held = [local_part(parameter) for name, parameter in self.trained.items() if name not in borrowed]
         held += self.buffers.loop_parameters().values()
         before = [tensor.detach().clone() for tensor in held]
         # As values come back, a backward pass may go on with them, and nobody saw a change: as fully_shard has it.
@@ -192,6 +210,7 @@ class LiveModel:
             with torch.no_grad(), _unsafe_preserve_version_counter(unseen):
                 for tensor, value in zip(held, before, strict=True):
                     tensor.copy_(value)
+                self._fragments.put_back(borrowed)
 
     def _hold(self, anchors: Sequence[Tensor] | None, buffers_B: Tensor | None, *, are_shared: bool) -> None:
         reshard(self.bare)
@@ -264,6 +283,8 @@ class WholeFragments:
         trained = {name: parameters[name] for fragment in schema.fragments for name in fragment.names}
         self.undo_guard = UndoGuard(optimizers, trained, self._copies)
         self._places = [small_places(parameters, fragment.names) for fragment in schema.fragments]
+        self._borrowing = frozenset[int]()
+        self._versions: dict[str, int] = {}  # of borrowed parameters, as they were put there
 
     def read(self, fragment: int) -> Tensor:
         """Copy one."""
@@ -275,6 +296,9 @@ class WholeFragments:
     def write(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one, and the copies of it."""
         self._averages.show()
+        if fragment in self._borrowing:
+            self.lend(fragment, flat_N)
+            return
         written = [self._parameters[name] for name in self._fragments[fragment].names]
         with self.undo_guard.writing(written), self._copies.following(written):
             if (places := self._small(fragment)) is not None:
@@ -284,13 +308,46 @@ class WholeFragments:
 
     def lend(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one for a moment, of which no optimizer knows."""
-        scatter(flat_N, self._fragments[fragment], self._here())
+        if fragment in self._borrowing:
+            self.put_back(split_by_name(flat_N, self._fragments[fragment]))
+        else:
+            scatter(flat_N, self._fragments[fragment], self._here())
+
+    def borrow(self, fragments: Iterable[int]) -> None:
+        """Have the parameters of fragments that nobody trains here be views of what is written, which nobody changes;
+        those are copied as before that are not float32 on the processor.
+        """
+        each = ((f, [self._parameters[name] for name in self._fragments[f].names]) for f in fragments)
+        self._borrowing = frozenset(f for f, held in each if all(map(can_borrow, held)))
+
+    def check_borrowed(self) -> None:
+        """Raise ConfigError where something changed a borrowed parameter in place: it changed the anchor."""
+        for name, version in self._versions.items():
+            if self._parameters[name]._version != version:
+                raise ConfigError(
+                    f"{name} is not trained here, for want of memory, and was changed in place: an optimizer has to "
+                    "leave parameters without a gradient as they are (torch's do); leave memory out, or use such a one"
+                )
+
+    def borrowed(self) -> dict[str, Tensor]:
+        """Return what such parameters are views of now, by name."""
+        names = (name for fragment in self._borrowing for name in self._fragments[fragment].names)
+        return {name: self._parameters[name].data for name in names}
+
+    def put_back(self, borrowed: Mapping[str, Tensor]) -> None:
+        """Have them be views of these."""
+        for name, values in borrowed.items():
+            self._parameters[name].data = values
+            self._versions[name] = self._parameters[name]._version
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
         """Return the parameters of one where they lie; None of a model that is not in float32, or not on the processor;
-        of small tensors, which are copied sooner than passed over one by one; and where a write has to reach more.
+        of small tensors, which are copied sooner than passed over one by one; and where a write has to reach more, or
+        less.
         """
         if self._places[fragment] is not None or self._copies.any or not self.undo_guard.over:
+            return None
+        if fragment in self._borrowing:  # what lies there is others' memory, too
             return None
         self._averages.show()
         here = self._here()
@@ -351,6 +408,19 @@ class ShardedFragments:
         """Overwrite one for a moment, on all processes, which all call it."""
         self._shards.write(flat_N, self._fragments[fragment], self._parameters)
 
+    def borrow(self, fragments: Iterable[int]) -> None:
+        """Borrow nothing: each process has memory for its part of every parameter."""
+
+    def check_borrowed(self) -> None:
+        """Check nothing, as nothing is borrowed."""
+
+    def borrowed(self) -> dict[str, Tensor]:
+        """Return nothing, as nothing is borrowed."""
+        return {}
+
+    def put_back(self, borrowed: Mapping[str, Tensor]) -> None:
+        """Put nothing back."""
+
     def in_place(self, fragment: int) -> None:
         """None."""
 
@@ -369,6 +439,16 @@ class ShardedFragments:
         self._averages.show()
         reshard(self._bare)
         self.lend(fragment, flat_N)
+
+
+def can_borrow(parameter: Tensor) -> bool:
+    """Tell whether a parameter can be a view of a fragment's float32 on the processor."""
+    return parameter.dtype == torch.float32 and parameter.device == PROCESSOR and type(parameter) is nn.Parameter
+
+
+def split_by_name(flat_N: Tensor, fragment: Fragment) -> dict[str, Tensor]:
+    """Return views of a fragment, by its parameters' names."""
+    return dict(zip(fragment.names, split(flat_N, fragment), strict=True))
 
 
 def is_in_parts(bare: nn.Module, parameters: Mapping[str, Tensor], by_loop: Iterable[str], team: Team) -> bool:

@@ -31,6 +31,7 @@ from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
 from decentral.replica.pair_step import GossipStep
 from decentral.replica.replica import OWED
+from decentral.rounds.driver import Driver
 from decentral.rounds.gossip import UNDECIDED, Gossip
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_side import Parameters
@@ -405,11 +406,20 @@ class _Rounds:
         Asked to leave in this step, a peer offers what is due, and `settle` sees to the rest: one step more would come
         before that in its next life.
         """
-        self._timing.paced = self._pace.steps(self._swarm.node.driver.full_times)
-        due = self._timing.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds or 0.0)
+        driver = self._swarm.node.driver
+        self._timing.paced = self._pace.steps(driver.full_times)
+        due = self._timing.due or self._schedule.due_early(driver.pressed, step_seconds or 0.0)
         may_offer = not (self._parts.holds_back or self._merger.done or self._has_left)
         self._has_left = self._parts.control.leaving
-        return due and may_offer
+        return due and may_offer and self._is_ours(driver)
+
+    def _is_ours(self, driver: Driver) -> bool:
+        """Tell whether the round is of a fragment that this peer trains, or that nobody trains: then it has to pass
+        with no change. Others make any other, while this peer trains on.
+        """
+        head = driver.head
+        trains = head.fragment(self._parts.manifest.outer.fragments) in self._schedule.part
+        return trains or driver.untrained == head.hash
 
     async def _make_contribution(self, changed: set[int]) -> Contribution | None:
         """Make the contribution of the fragment whose turn it is. None when the chain is elsewhere just now, or when

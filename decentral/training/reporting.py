@@ -216,6 +216,7 @@ class Reporter:
     ) -> None:
         self._emit, self._me = emit, me
         self.counters = Counters(clock)
+        self.part: range | None = None  # fragments that this peer trains; None: all
 
     def metrics(self, logged: Mapping[str, float | Tensor], inner_step: int) -> None:
         """Report values that the loop logged after so many inner steps. ConfigError for anything but one number."""
@@ -264,7 +265,9 @@ class Reporter:
         if not moves_anchor(record) or of_pairs:
             return
         if was_there:
-            self.counters.count_round(update.contribution is not None, record.outer_step + 1)
+            is_of_others = self.part is not None and record.fragment not in self.part
+            contributed = None if is_of_others else update.contribution is not None
+            self.counters.count_round(contributed, record.outer_step + 1)
         else:
             self.counters.skip_round()
 

@@ -95,6 +95,11 @@ class SyncTiming:
             self.since -= self.sent_at
             self.seconds -= self.seconds_sent
 
+    def pass_by(self) -> None:
+        """Count a round of a fragment that this peer does not train as one for which it made its steps."""
+        self.since, self.held, self.seconds = max(0, self.since - (self.paced or self.interval)), 0, 0.0
+        self.sent_at = None
+
     def restart(self) -> None:
         """Count from here."""
         self.since, self.held, self.seconds = 0, 0, 0.0
@@ -121,12 +126,15 @@ class SyncSchedule:
         *,
         lengthens: bool = False,
         live: LiveSide | None = None,
+        part: range | None = None,
     ) -> None:
         """``interval``, ``overlap``: see `SyncTiming`. ``lengthens``: whether what fewer steps made is sent as long as
-        all steps would have made it. ``live``: this peer's training, as the method may see it.
+        all steps would have made it. ``live``: this peer's training, as the method may see it. ``part``: the fragments
+        that it trains; None: all.
         """
         self.timing = SyncTiming(interval, overlap, method)
         self.method, self.num_fragments = method, num_fragments
+        self.part = range(num_fragments) if part is None else part
         self.seen = seen  # hash of the newest record that is merged into the live model
         self.progress = [Progress() for _ in range(num_fragments)]
         self.num_merged = 0  # commits, and steps of pairs
@@ -156,8 +164,8 @@ class SyncSchedule:
         """Count an inner step."""
         self.timing.count_step()
         self._merged = None
-        for progress in self.progress:
-            progress.steps += 1
+        for fragment in self.part:
+            self.progress[fragment].steps += 1
         self.calls.after_step()
 
     def due_early(self, pressed: tuple[Digest, float] | None, step_seconds: float) -> bool:
@@ -291,6 +299,9 @@ class SyncSchedule:
     ) -> Tensor | None:
         """Go past a commit that took nothing of ours: our progress stays, measured from the new anchor."""
         progress, f = self.progress[update.fragment], update.fragment
+        if f not in self.part:
+            self.timing.pass_by()
+            return after_N  # there was nothing of ours
         self._note_missed(update)
         before_N = as_written(before_N, progress.rounding_N)
         if update.taken_N is None:
@@ -360,12 +371,16 @@ class SyncSchedule:
         progress.missed += update.rounds if progress.behind else 0
 
 
-def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None) -> SyncSchedule:
-    """Make the schedule of a peer, from the record ``seen`` on."""
+def make_schedule(
+    manifest: Manifest, seen: bytes, live: LiveSide | None = None, part: range | None = None
+) -> SyncSchedule:
+    """Make the schedule of a peer, from the record ``seen`` on; ``part``: the fragments that it trains, None: all."""
     outer, inner = manifest.outer, manifest.inner
     method, interval = make_outer(outer.method, outer.hyper), inner.steps // outer.fragments
     lengthens = inner.pace == "speed"
-    return SyncSchedule(interval, outer.overlap, method, seen, outer.fragments, lengthens=lengthens, live=live)
+    return SyncSchedule(
+        interval, outer.overlap, method, seen, outer.fragments, lengthens=lengthens, live=live, part=part
+    )
 
 
 # ---- over a restart ----
@@ -383,6 +398,7 @@ def memory_of(schedule: SyncSchedule) -> dict[str, Any]:
         "held": schedule.timing.held,
         "seconds": schedule.timing.seconds,
         "fragments": [progress.memory() for progress in schedule.progress],
+        "part": [schedule.part.start, schedule.part.stop],
         "unadopted": {str(fragment): names for fragment, names in schedule.unadopted.items()},
     }
 

@@ -194,7 +194,7 @@ def _essence(manifest: Manifest) -> bytes:
     """Return the terms without what the trial does not depend on."""
     whole, inner, outer = manifest.model_dump(), manifest.inner, manifest.outer
     kept = {key: getattr(inner, key) for key in ("optimizer", "momentum", "mixing", "averaging")}
-    steps = outer.fragments * max(STEPS, outer.overlap + 1)
+    steps = outer.fragments * max(-(-STEPS // outer.fragments), outer.overlap + 1)  # of the same parameters, as ever
     tables = {"run": {"name": "trial"}, "inner": {**kept, "steps": steps, "weight_decay": 0.0, "clip": None}}
     tables |= {name: whole[name] for name in ("outer", "compressor", "exchange")}
     return canonical(Manifest.of({**tables, "model": {"task": "custom"}}, "trial"))

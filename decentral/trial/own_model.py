@@ -149,7 +149,7 @@ class OwnCourse:
             peer.begin(training)
         work: Any = _OwnWork()
         self._course = Course(work, list(self._peers), work, TrialWorld(peers)).go()
-        self._schema = schema_of(self._reading.model, manifest.outer.fragments)
+        self._schema = schema_of(self._reading.model, manifest.outer.fragments, layout=manifest.outer.fragment_layout)
         self._parameters = parameters_of(self._reading.model)
         self._fragments = manifest.outer.fragments
 

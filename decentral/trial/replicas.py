@@ -146,7 +146,7 @@ def trial_peer(
     """Make a peer of this ``kind``, whose live model is its own ``module``, and whose anchor is the module as it is
     now.
     """
-    live = LiveModel(module, manifest.outer.fragments, None, optimizers)
+    live = LiveModel(module, manifest.outer.fragments, None, optimizers, layout=manifest.outer.fragment_layout)
     replica = make_replica(manifest, live.schema, live.read_all(), live.read_buffers())
     replica.codec.warm_up()
     side = LiveSide(live, Moments(live, optimizers), signer.peer, live.schema)

@@ -18,6 +18,7 @@ from decentral.wire.codecs import (
     PEER_CODEC,
     SIGNATURE_CODEC,
     U8,
+    U16,
     U32,
     U64,
     U64_CODEC,
@@ -503,10 +504,19 @@ class Lease:
     state: U8  # flags, PRIVATE the only one so far; others are passed on and mean nothing
     uplink: U64  # bit/s, measured; 0: not yet
     version: Annotated[str, Text(32)]  # of the library
+    first: U16 = 0  # fragments that it trains, from this one to the one before ``stop``
+    stop: U16 = 0  # 0: it trains all
     signature: Signature = bytes(SIGNATURE_NBYTES)
+
+    @property
+    def part(self) -> range | None:
+        """The fragments that it trains; None: all."""
+        return range(self.first, self.stop) if self.stop else None
 
     def check(self) -> str | None:
         """The rule across fields that this lease breaks."""
+        if (self.stop and self.first >= self.stop) or (self.first and not self.stop):
+            return f"it trains fragments {self.first} to {self.stop}, which are none"
         return None if verify(self.peer, self.signature, _signed_text(self)) else "not signed by the peer it names"
 
 
@@ -521,7 +531,7 @@ def _signed_text(lease: Lease) -> bytes:
     """Return the text that the signature covers: every field before it, named so that no other signed text begins
     alike.
     """
-    return b"decentral lease 1\0" + layout_of(Lease).fields_to_bytes(lease)[:-SIGNATURE_NBYTES]
+    return b"decentral lease 2\0" + layout_of(Lease).fields_to_bytes(lease)[:-SIGNATURE_NBYTES]
 
 
 # ---- the bytes of any message ----

@@ -2,9 +2,11 @@
 
 python -m experiments.holding.large --million 67 --fragments 8
 python -m experiments.holding.large --million 1000 --fragments 8 --dtype bfloat16 --offload /var/tmp/large --rounds 10
+python -m experiments.holding.large --million 134 --fragments 4 --memory 1.7GB
 
-An inner step moves every parameter by chance and needs no gradient, so that what is measured is the rounds'. The last
-round is followed by the end of both processes: what they would write then is not measured.
+An inner step moves every parameter by chance and needs no gradient, so that what is measured is the rounds'. With
+``--memory``, which the second peer has, both train by AdamW, in stages. The last round is followed by the end of both
+processes: what they would write then is not measured.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=16, help="outer steps, each of one fragment")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--offload", type=Path, default=None)
+    parser.add_argument("--memory", default=None, help="of the second peer, as 1.7GB")
     parser.add_argument("--seat", type=int, default=None, help="one of the two peers")
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--invite", default=None)
@@ -78,7 +81,7 @@ def main() -> None:
 def start(given: argparse.Namespace, folder: Path, seat: int, invite: str | None) -> subprocess.Popen[str]:
     """One peer as a process of its own."""
     command = [sys.executable, "-m", "experiments.holding.large", "--seat", str(seat), "--folder", str(folder)]
-    for name in ("million", "fragments", "rounds", "dtype", "offload"):
+    for name in ("million", "fragments", "rounds", "dtype", "offload", "memory"):
         command += [f"--{name}", str(getattr(given, name))] if getattr(given, name) is not None else []
     command += [] if invite is None else ["--invite", invite]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -99,7 +102,7 @@ def terms(given: argparse.Namespace) -> Manifest:
         "sparseloco",
         run={"rounds": 10_000, "salt": "large"},
         inner={"steps": given.fragments, "warmup": 0},
-        outer={"fragments": given.fragments},
+        outer={"fragments": given.fragments, "layout": "stages"},
         swarm={"min_peers": 2, "lease": 60.0},
     )
 
@@ -109,19 +112,25 @@ def take_part(given: argparse.Namespace) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(round(given.million * 1e6 / WIDTH**2))]
     model = nn.Sequential(*layers).to(getattr(torch, given.dtype))
-    optimizer, numel, before = Wandering(model, given.seat), sum(map(torch.numel, model.parameters())), memory()
+    numel, before = sum(map(torch.numel, model.parameters())), memory()
+    optimizer = Wandering(model, given.seat) if given.memory is None else torch.optim.AdamW(model.parameters(), lr=1e-4)
     where = {"out": given.folder / str(given.seat), "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False}
     settings = {"quiet": True, "checkpoint_every": 10_000, "join_timeout": JOIN, "offload": given.offload}
+    settings["memory"] = given.memory if given.seat else None
     with decentral.join(given.invite or terms(given), model, optimizer, **where, **settings, alone=True) as peer:
         if given.invite is None:
             say(invite=peer.invite)
         peer.wait_for_company()
         began, made = time.monotonic(), peer.round
         while not peer.done:
+            if given.memory is not None:
+                optimizer.zero_grad()
+                model(torch.randn(4, WIDTH)).square().mean().backward()
             optimizer.step()
             if peer.round > made:
                 most = {name: round((kept - before[name]) / numel, 2) for name, kept in memory().items()}
-                say(round=peer.round, seconds=round(time.monotonic() - began, 2), a_parameter=most)
+                seconds = round(time.monotonic() - began, 2)
+                say(round=peer.round, seconds=seconds, a_parameter=most, megabytes=memory()["VmHWM"] // 10**6)
                 began, made = time.monotonic(), peer.round
 
 

@@ -61,7 +61,7 @@ def held_out(cell: Cell, ended: Sequence[Ended]) -> HeldOut:
     """As the laboratory reads it: of one model where all agree, else of each and of their mean."""
     held = [[torch.from_numpy(anchor) for anchor in one.anchors] for one in ended]
     agree = all(torch.equal(a, b) for mine in held for a, b in zip(mine, held[0], strict=True))
-    reader = Reader(work_of(cell), cell.manifest.outer.fragments)
+    reader = Reader(work_of(cell), cell.manifest.outer)
     return reader.held_out(held[:1] if agree else held)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from decentral.cli.checks import network, reachable, source_of, verdict
+from decentral.cli.checks import network, reachable, room_for, source_of, verdict
 from decentral.swarm.invite import Invite
 from decentral.transport.reachability import Reachability, View
 from decentral.wire.keys import Signer, peer_name
@@ -107,3 +107,20 @@ def test_a_relay_that_answers_has_a_time_and_one_that_does_not_has_a_way_out() -
 
 def test_asking_for_a_route_sends_nothing_and_names_this_machine() -> None:
     assert source_of(socket.AF_INET, "127.0.0.1") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("free", "verdict", "way_out"),
+    [
+        (16e9, "ok", "all of the run's 134.0 M parameters take 4.2 GB beside a batch, and 16.0 GB are free"),
+        (3.5e9, "warn", "join with --memory 3.5GB, which has what rounds need in files"),
+        (2.2e9, "warn", "join with --memory 2.2GB, which trains 4 of 8 fragments"),
+        (0.5e9, "fail", "one of its 8 fragments 1.2 GB, and 0.5 GB are free"),
+    ],
+)
+def test_what_a_run_takes_of_the_memory_is_said_with_the_way_to_take_part(
+    free: float, verdict: str, way_out: str
+) -> None:
+    found = room_for([16_750_000] * 8, int(free))
+    assert found.verdict == verdict
+    assert way_out in found.detail

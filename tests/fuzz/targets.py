@@ -156,7 +156,7 @@ def sealed_lease(data: bytes) -> bytes:
     """The lease, a message, with the signature of the first peer."""
     if len(data) < 2 + SIGNATURE_NBYTES:
         return data
-    return data[:-SIGNATURE_NBYTES] + SIGNERS[0].sign(b"decentral lease 1\0" + data[2:-SIGNATURE_NBYTES])
+    return data[:-SIGNATURE_NBYTES] + SIGNERS[0].sign(b"decentral lease 2\0" + data[2:-SIGNATURE_NBYTES])
 
 
 def sealed_invite(content: bytes) -> str:

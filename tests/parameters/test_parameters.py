@@ -1,4 +1,5 @@
 import hashlib
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -266,3 +267,45 @@ def test_a_part_that_is_compiled_has_the_names_of_one_that_is_not():
     model = Tiny(2)
     model.layers[1] = torch.compile(model.layers[1], backend="eager")
     assert schema_of(model) == schema_of(torch.compile(Tiny(2), backend="eager")) == schema_of(Tiny(2))
+
+
+def stages_of(model: torch.nn.Module, count: int) -> list[list[str]]:
+    return [list(fragment.names) for fragment in schema_of(model, count, layout="stages").fragments]
+
+
+def test_stages_are_neighbours_in_the_models_order():
+    every = [spec.name for spec in schema_of(Tiny(5)).fragments[0].parameters]
+    for count in range(1, 6):
+        stages = stages_of(Tiny(5), count)
+        assert len(stages) == count
+        assert all(stages)
+        assert [name for stage in stages for name in stage] == every
+
+
+def test_the_largest_stage_is_as_small_as_it_can_be():
+    sizes = [5, 1, 1, 1, 9, 2, 2, 1, 1, 7]
+    blocks = {f"layers.{place}.w": torch.zeros(size, requires_grad=True) for place, size in enumerate(sizes)}
+    for count in range(1, len(sizes) + 1):
+        largest = max(fragment.numel for fragment in schema_of(blocks, count, layout="stages").fragments)
+        cuts = combinations(range(1, len(sizes)), count - 1)
+        assert largest == min(max(map(sum, _cut(sizes, cut))) for cut in cuts)
+
+
+def _cut(sizes: list[int], at: tuple[int, ...]) -> list[list[int]]:
+    return [sizes[begin:end] for begin, end in pairwise((0, *at, len(sizes)))]
+
+
+def test_blocks_are_not_cut_and_an_embedding_counts_as_what_it_is():
+    names = {"embed": 40, "layers.0.a": 10, "layers.0.b": 10, "layers.1.a": 10, "layers.1.b": 10, "head": 20}
+    model = {name: torch.zeros(size, requires_grad=True) for name, size in names.items()}
+    assert stages_of(model, 2) == [["embed", "layers.0.a", "layers.0.b"], ["layers.1.a", "layers.1.b", "head"]]
+    assert stages_of(model, 3) == [["embed"], ["layers.0.a", "layers.0.b", "layers.1.a", "layers.1.b"], ["head"]]
+
+
+def test_more_stages_than_blocks_are_refused():
+    with pytest.raises(ConfigError, match="num_fragments=3"):
+        schema_of(
+            {"embed": torch.zeros(4, requires_grad=True), "layers.0.w": torch.zeros(4, requires_grad=True)},
+            3,
+            layout="stages",
+        )

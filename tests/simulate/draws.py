@@ -49,14 +49,32 @@ FEEDBACK = ("none", "ef(beta=0.95)", "ef(beta=1.0)", "dgc(momentum=0.5)", "ef21"
 PACES: tuple[Mapping[str, Any], ...] = ({"pace": "speed"}, {"pace": "clock", "seconds": 1.0})
 
 
-def scenario(seed: int, rounds: int, *, committees: bool = False) -> Scenario:
-    """What a seed stands for; with ``committees`` more hosts of which a few vote, as 21 do of larger swarms."""
+def scenario(seed: int, rounds: int, *, kind: str = "") -> Scenario:
+    """What a seed stands for; of ``committees`` more hosts of which a few vote, as 21 do of larger swarms, of ``parts``
+    hosts of which some train a part of the model.
+    """
+    if kind == "parts":
+        return of_parts(seed, rounds)
     usual = drawn(seed, rounds)
-    if committees:
+    if kind == "committees":
         generator = random.Random(f"committee {seed}")
         seats = generator.choice([3, 3, 3, 5])
         usual = replace(usual, seats=seats, hosts=seats + generator.choice([1, 1, 2, 3]))
     return replace(usual, manifest=widely(seed, usual.manifest), lesson="noise") if seed % EVERY == TURN else usual
+
+
+def of_parts(seed: int, rounds: int) -> Scenario:
+    """A swarm in three fragments, some of whose hosts, or all of them, train one each."""
+    usual, generator = drawn(seed, rounds), random.Random(f"parts {seed}")
+    exchange = generator.choice(["gather", "gather", "reduce"])
+    manifest = toy_manifest(exchange, seed).changed(
+        inner={"steps": 6},
+        outer={"fragments": 3, "layout": "stages", "overlap": generator.choice([0, 0, 1])},
+        swarm=usual.manifest.swarm.model_dump(),
+    )
+    hosts = generator.choice([3, 4, 4, 5])
+    parts = generator.choice([1, 1, 2, hosts - 1, hosts])
+    return replace(usual, manifest=manifest, hosts=hosts, parts=parts, lesson="marks")
 
 
 def widely(seed: int, around: Manifest) -> Manifest:

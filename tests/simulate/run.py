@@ -49,13 +49,13 @@ class Total:
             self.failed[seed] = outcome["problems"]
 
 
-def one(task: tuple[int, int, bool]) -> tuple[int, dict[str, Any]]:
+def one(task: tuple[int, int, str]) -> tuple[int, dict[str, Any]]:
     """A seed's outcome as plain data. An exception is a problem like any other, and so is time that stands still."""
-    seed, rounds, committees = task
+    seed, rounds, kind = task
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(LONGEST)
     try:
-        return seed, simulate(scenario(seed, rounds, committees=committees)).to_dict()
+        return seed, simulate(scenario(seed, rounds, kind=kind)).to_dict()
     except Exception as error:  # noqa: BLE001 - whatever it is, the other seeds go on and this one is replayed
         nothing = dict.fromkeys(("rounds", "commits", "divergence", "lost_updates", "duplicated_updates", "hangs"), 0)
         return seed, {**nothing, "seconds": 0.0, "problems": [_innermost(error)]}
@@ -74,15 +74,15 @@ def _give_up(number: int, frame: object) -> None:
     raise TimeoutError(f"not done after {LONGEST} s: peers may be busy without end at one moment")
 
 
-def run(seeds: range, rounds: int, processes: int, *, most_failures: int = 10, committees: bool = False) -> Total:
+def run(seeds: range, rounds: int, processes: int, *, most_failures: int = 10, kind: str = "") -> Total:
     """Simulate all seeds, on so many processes."""
     total, began = Total(), time.monotonic()
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for seed, outcome in pool.imap_unordered(one, [(seed, rounds, committees) for seed in seeds]):
+        for seed, outcome in pool.imap_unordered(one, [(seed, rounds, kind) for seed in seeds]):
             total.add(seed, outcome)
             total.seconds = round(time.monotonic() - began, 1)
             if outcome["problems"]:
-                again = replay(seed, rounds, committees)
+                again = replay(seed, rounds, kind)
                 print(f"seed {seed}: {outcome['problems'][0]}; replay: {again}", file=sys.stderr)
             if len(total.failed) >= most_failures:
                 break
@@ -91,9 +91,9 @@ def run(seeds: range, rounds: int, processes: int, *, most_failures: int = 10, c
     return total
 
 
-def replay(seed: int, rounds: int, committees: bool = False) -> str:
+def replay(seed: int, rounds: int, kind: str = "") -> str:
     """The one command that shows this seed again."""
-    return f"python -m tests.simulate.run --seeds {seed} --rounds {rounds}{' --committees' * committees} --trace"
+    return f"python -m tests.simulate.run --seeds {seed} --rounds {rounds}{f' --{kind}' if kind else ''} --trace"
 
 
 def show(outcome: Outcome) -> None:
@@ -110,7 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1-2000", help="first-last, or one")
     parser.add_argument("--rounds", type=int, default=50, help="outer steps under faults, per seed")
-    parser.add_argument("--committees", action="store_true", help="more hosts, of which three or five vote")
+    special = parser.add_mutually_exclusive_group()
+    for kind, told in (("committees", "more hosts, of which three or five vote"), ("parts", "hosts that train a part")):
+        special.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, default="", help=told)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--trace", action="store_true", help="tell everything that happened")
     parser.add_argument("--failures", type=int, default=10, help="seeds that may fail before the rest is left out")
@@ -118,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     first, _, last = options.seeds.partition("-")
     if options.trace:
-        outcome = simulate(scenario(int(first), options.rounds, committees=options.committees))
+        outcome = simulate(scenario(int(first), options.rounds, kind=options.kind))
         show(outcome)
         return 0 if outcome.sound else 1
     total = run(
@@ -126,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.rounds,
         options.processes,
         most_failures=options.failures,
-        committees=options.committees,
+        kind=options.kind,
     )
     text = json.dumps(asdict(total))
     print(text)

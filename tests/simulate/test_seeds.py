@@ -40,15 +40,23 @@ def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(seed):
 @pytest.mark.parametrize("seed", seeds([1], 2, 5, *range(10, 26)))
 def test_no_guarantee_is_broken_where_three_or_five_vote_for_more(seed):
     """``make simulate ARGS=--committees`` has more. Some 20 rounds, and 300 with the long ones."""
-    outcome = simulate(scenario(seed, 20, committees=True))
+    outcome = simulate(scenario(seed, 20, kind="committees"))
     assert outcome.scenario.seats < outcome.scenario.hosts
-    assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, committees=True)
+    assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, "committees")
+
+
+@pytest.mark.parametrize("seed", seeds([1, 2, 3], *range(4, 25)))
+def test_no_guarantee_is_broken_where_some_train_a_part_of_the_model(seed):
+    """``make simulate ARGS=--parts`` has more."""
+    outcome = simulate(scenario(seed, 20, kind="parts"))
+    assert outcome.scenario.parts
+    assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, "parts")
 
 
 @pytest.mark.long
 def test_peers_of_two_islands_on_one_chain_find_one_another_again():
     """All were started anew with one address each, in two groups, of which neither had an address of the other."""
-    assert simulate(scenario(227, 50, committees=True)).to_dict()["problems"] == []
+    assert simulate(scenario(227, 50, kind="committees")).to_dict()["problems"] == []
 
 
 @pytest.mark.long
@@ -106,9 +114,7 @@ def test_a_failing_seed_is_named_with_the_command_that_replays_it():
     total = run.Total()
     total.add(7, broken)
     assert total.failed == {7: ["[I1] two records"]}
-    assert (
-        run.replay(7, 50, committees=True) == "python -m tests.simulate.run --seeds 7 --rounds 50 --committees --trace"
-    )
+    assert run.replay(7, 50, "committees") == "python -m tests.simulate.run --seeds 7 --rounds 50 --committees --trace"
     assert run.replay(7, 50) == "python -m tests.simulate.run --seeds 7 --rounds 50 --trace"
 
 

@@ -53,6 +53,20 @@ def test_an_unsigned_lease_cannot_be_sent() -> None:
         encode(PLAIN)
 
 
+@pytest.mark.parametrize(("first", "stop", "part"), [(0, 0, None), (0, 3, range(3)), (2, 65_535, range(2, 65_535))])
+def test_a_lease_says_which_fragments_its_peer_trains(first: int, stop: int, part: range | None) -> None:
+    lease = seal_lease(dataclasses.replace(PLAIN, first=first, stop=stop), SIGNER)
+    read = decode(encode(lease))
+    assert isinstance(read, Lease)
+    assert read.part == part
+
+
+@pytest.mark.parametrize(("first", "stop"), [(3, 3), (4, 3), (1, 0)])
+def test_a_part_of_nothing_is_no_lease(first: int, stop: int) -> None:
+    with pytest.raises(PayloadError, match="which are none"):
+        encode(dataclasses.replace(PLAIN, first=first, stop=stop))
+
+
 def test_a_peer_signs_its_own_lease_only() -> None:
     stranger = Signer(bytes([1] * 32))
     with pytest.raises(PayloadError, match="its own lease only"):

@@ -1,0 +1,1 @@
+"""A replica of several machines: its layers are cut into stages, and hidden states cross between them."""

@@ -1,0 +1,84 @@
+"""The part of a model that a machine has memory to train: some fragments next to each other.
+
+A peer that trains a part holds gradients and moments of its fragments alone, and the parameters of the others are the
+anchor's own, in a file. It goes forward through all of the model, and back as far as its fragments reach. To others it
+is a member that has nothing to offer in the turns of the rest, and is not waited for there.
+
+Source of layers that stay frozen from below: Zhang et al., "TimelyFL: Heterogeneity-aware Asynchronous Federated
+Learning with Adaptive Partial Training", 2023, arXiv:2304.06947.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from decentral.errors import ConfigError
+
+__all__ = ["Needs", "choose_part", "find_room"]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes that training takes beside the activations of a batch; parameters are float32.
+
+    What rounds need can lie in files (``offload``), which the kernel keeps in memory as far as there is any.
+    """
+
+    process: int = 600_000_000  # Python, torch and this package, before there is a model
+    step: int = 16  # a trained parameter: itself, its gradient, two moments
+    rounds: int = 8  # a parameter: the anchor, and what is owed
+    turn: int = 20  # a parameter of the fragment whose turn it is, while a round is made
+
+    def in_memory(self, sizes: Sequence[int]) -> int:
+        """Return the bytes of a peer that trains all fragments of these sizes, and has all of it in memory."""
+        return self.process + (self.step + self.rounds) * sum(sizes) + self.turn * max(sizes)
+
+    def in_files(self, sizes: Sequence[int], part: range) -> int:
+        """Return the bytes of a peer that trains ``part`` of them, with what rounds need in files."""
+        return self.process + self.step * sum(sizes[fragment] for fragment in part) + self.turn * max(sizes)
+
+
+def choose_part(sizes: Sequence[int], memory: int, others: Iterable[range] = (), needs: Needs | None = None) -> range:
+    """Return as many fragments as fit into ``memory`` bytes, where fewest others train.
+
+    ``sizes``: parameters of each fragment; ``others``: the parts that other peers train. Of two that are as good the
+    later one is taken: going back through the model ends where it begins. ConfigError where not even one fits.
+    """
+    needs, everything = needs or Needs(), range(len(sizes))
+    trained_by = [0] * len(sizes)
+    for fragment in (fragment for other in others for fragment in other if fragment in everything):
+        trained_by[fragment] += 1
+    for count in range(len(sizes), 0, -1):
+        fits = [part for part in _parts(sizes, count) if needs.in_files(sizes, part) <= memory]
+        if fits:
+            return min(fits, key=lambda part: (sum(trained_by[fragment] for fragment in part), -part.start))
+    least = min(needs.in_files(sizes, part) for part in _parts(sizes, 1))
+    raise ConfigError(
+        f"memory = {memory / 1e9:.2f} GB: this run takes {least / 1e9:.2f} GB for one of its {len(sizes)} fragments, "
+        f"and {needs.in_files(sizes, everything) / 1e9:.2f} GB for all; give more, or join a run of more fragments"
+    )
+
+
+def _parts(sizes: Sequence[int], count: int) -> list[range]:
+    return [range(first, first + count) for first in range(len(sizes) - count + 1)]
+
+
+def find_room(sizes: Sequence[int], free: int, needs: Needs | None = None) -> tuple[str, str]:
+    """Say what fragments of these sizes take of ``free`` bytes, and how to take part where that is too much.
+
+    Returns ``ok``, ``warn`` or ``fail``, and a sentence.
+    """
+    needs = needs or Needs()
+    whole = needs.in_memory(sizes)
+    takes = f"all of the run's {sum(sizes) / 1e6:.1f} M parameters take {whole / 1e9:.1f} GB beside a batch"
+    there, way_out = f"{free / 1e9:.1f} GB are free", f"join with --memory {free / 1e9:.1f}GB"
+    if whole <= free:
+        return "ok", f"{takes}, and {there}"
+    least = min(needs.in_files(sizes, part) for part in _parts(sizes, 1))
+    if least > free:
+        return "fail", f"{takes}, one of its {len(sizes)} fragments {least / 1e9:.1f} GB, and {there}"
+    part = choose_part(sizes, free, needs=needs)
+    is_part = len(part) < len(sizes)
+    what = f"trains {len(part)} of {len(sizes)} fragments" if is_part else "has what rounds need in files"
+    return "warn", f"{takes}, and {there}: {way_out}, which {what}"

@@ -1,0 +1,108 @@
+"""Replicas of stages beside whole ones, boundary by boundary: python -m experiments.piped.study --out FOLDER
+
+Every row is a study of the laboratory with a task of its own; what is in the folder already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from decentral.lab import study
+from decentral.lab.comparing import compare_by_seed
+from experiments.piped import tasks
+
+Losses = Mapping[int, float]  # by seed
+
+# Row, task, replicas, and bytes that cross a boundary for each token, each way, of a bfloat16 model's 2 * 64.
+ROWS: Mapping[str, tuple[type[tasks.Whole], int, int]] = {
+    "whole": (tasks.Whole, 4, 0),
+    "two whole alone": (tasks.Whole, 2, 0),
+    "float32": (tasks.Unrounded, 4, 256),
+    "bfloat16": (tasks.Bf16, 4, 128),
+    "int8": (tasks.Int8Blocks, 4, 66),
+    "subspace, 4 times": (tasks.Subspace4, 4, 32),
+    "subspace, 8 times": (tasks.Subspace8, 4, 16),
+    "MAPL, 4 times": (tasks.Mapl4, 4, 32),
+    "MAPL, 8 times": (tasks.Mapl8, 4, 16),
+    "all subspace, 8 times": (tasks.AllSubspace8, 4, 16),
+    "all MAPL, 8 times": (tasks.AllMapl8, 4, 16),
+    "assembled": (tasks.Assembled, 4, 0),
+    "control: another basis every step": (tasks.Redrawn4, 4, 32),
+}
+PAIRS = (
+    ("MAPL, 4 times", "subspace, 4 times"),
+    ("MAPL, 8 times", "subspace, 8 times"),
+    ("subspace, 8 times", "all subspace, 8 times"),
+    ("MAPL, 8 times", "all MAPL, 8 times"),
+    ("assembled", "two whole alone"),
+    ("subspace, 4 times", "assembled"),
+)
+MARGIN = 0.005
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="a folder of its own for each row")
+    parser.add_argument("--rows", choices=ROWS, nargs="*", default=list(ROWS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=25, help="inner steps of a round")
+    parser.add_argument("--rate", type=float, default=4e-3, help="of the inner optimizer")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run what is missing, and print the tables."""
+    given = options()
+    print(tables({row: losses(given, row) for row in given.rows}))
+
+
+def losses(given: argparse.Namespace, row: str) -> Losses:
+    """Return the anchor's held-out loss at the end, by seed."""
+    task, peers, _ = ROWS[row]
+    method: dict[str, Any] = {"name": "sparseloco", "preset": "sparseloco", "outer": {"learning_rate": 2.5}}
+    made = study(
+        [method | {"compressor": {"chain": "topk(k=160, chunk=4096) >> signmag2"}}],
+        task=task,
+        learning_rates=[given.rate],
+        rounds=given.rounds,
+        peers=peers,
+        seeds=range(1, given.seeds + 1),
+        references=(),
+        model={"hidden": 64, "layers": 8, "heads": 4, "context": 64},
+        data={"batch_size": 8},
+        inner={"steps": given.steps},
+    ).run(out=given.out / row.replace(" ", "-").replace(",", "").replace(":", ""))
+    return {int(seed): loss for seed, loss in made.rows[0]["losses"].items()}
+
+
+def tables(found: Mapping[str, Losses]) -> str:
+    """Return each row against replicas that are all whole, and rows against one another."""
+    lines = [
+        "| two whole replicas and two of four stages | bytes a token | bits per byte | over whole |",
+        "|---|---|---|---|",
+    ]
+    for row, by_seed in found.items():
+        lines.append(
+            f"| {row} | {ROWS[row][2]} | {fmean(by_seed.values()):.4f} | {_over(by_seed, found.get('whole', {}))} |"
+        )
+    lines += ["", "| | against | by |", "|---|---|---|"]
+    lines += [f"| {a} | {b} | {_over(found[a], found[b])} |" for a, b in PAIRS if a in found and b in found]
+    return "\n".join(lines)
+
+
+def _over(mine: Losses, other: Losses) -> str:
+    """Return the mean difference in shares, with the interval of nine in ten, paired by seed."""
+    compared = compare_by_seed(mine, other, MARGIN)
+    if compared is None or mine is other:
+        return ""
+    share = compared.share
+    return f"{100 * share.mean:+.2f} % ({100 * share.low:+.2f} to {100 * share.high:+.2f}), {compared.word}"
+
+
+if __name__ == "__main__":
+    main()
