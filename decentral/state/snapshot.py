@@ -28,7 +28,7 @@ from decentral.errors import ConfigError, PayloadError
 from decentral.parameters import Schema
 from decentral.state.durable import disk_errors, make_private_folders
 from decentral.state.tensor_file import tensor_bytes
-from decentral.tensors.memory import fresh
+from decentral.tensors.memory import fresh, fresh_zeros
 
 CHUNK_NBYTES = 256 * 2**10
 HASH_NBYTES = 32
@@ -257,7 +257,8 @@ class Assembler:
     def __init__(self, index: SnapshotIndex, folder: Path | None = None) -> None:
         """Start, or resume from ``folder``; partial files of other snapshots there are removed."""
         self.index = index
-        self._row = bytearray(index.layout.nbytes)
+        self._row_N = fresh_zeros(index.layout.nbytes // 4)  # in a file, where long vectors lie in files
+        self._row = memoryview(self._row_N.numpy()).cast("B")
         self._have: set[int] = set()
         self._file: Path | None = None
         if folder is not None:
@@ -310,10 +311,9 @@ class Assembler:
         """
         if len(self._have) < self.index.layout.num_chunks:
             raise ConfigError(f"{len(self.missing())} chunks are missing; add them first")
-        row = torch.frombuffer(self._row, dtype=torch.float32) if self._row else fresh(0)
-        result, at = {}, 0
+        result, at = dict[str, Tensor](), 0
         for name, numel in self.index.layout.entries:
-            result[name] = row[at : at + numel].clone()
+            result[name] = fresh(numel).copy_(self._row_N[at : at + numel])
             at += numel
         if self._file is not None:
             with contextlib.suppress(OSError):

@@ -25,10 +25,11 @@ class Needs:
     What rounds need can lie in files (``offload``), which the kernel keeps in memory as far as there is any.
     """
 
-    process: int = 600_000_000  # Python, torch and this package, before there is a model
+    process: int = 900_000_000  # Python, torch and this package, before there is a model
     step: int = 16  # a trained parameter: itself, its gradient, two moments
     rounds: int = 8  # a parameter: the anchor, and what is owed
     turn: int = 20  # a parameter of the fragment whose turn it is, while a round is made
+    mapped: int = 8  # the same in files, of which so much is read or written at a time
 
     def in_memory(self, sizes: Sequence[int]) -> int:
         """Return the bytes of a peer that trains all fragments of these sizes, and has all of it in memory."""
@@ -36,7 +37,7 @@ class Needs:
 
     def in_files(self, sizes: Sequence[int], part: range) -> int:
         """Return the bytes of a peer that trains ``part`` of them, with what rounds need in files."""
-        return self.process + self.step * sum(sizes[fragment] for fragment in part) + self.turn * max(sizes)
+        return self.process + self.step * sum(sizes[fragment] for fragment in part) + self.mapped * max(sizes)
 
 
 def choose_part(sizes: Sequence[int], memory: int, others: Iterable[range] = (), needs: Needs | None = None) -> range:

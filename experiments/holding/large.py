@@ -53,6 +53,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--offload", type=Path, default=None)
     parser.add_argument("--memory", default=None, help="of the second peer, as 1.7GB")
+    parser.add_argument(
+        "--group", type=Path, default=None, help="a memory control group that the second peer is put in"
+    )
     parser.add_argument("--seat", type=int, default=None, help="one of the two peers")
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--invite", default=None)
@@ -69,6 +72,8 @@ def main() -> None:
         peers = [start(given, Path(folder), 0, None)]
         invite = said(peers[0])["invite"]
         peers.append(start(given, Path(folder), 1, invite))
+        if given.group is not None:
+            (given.group / "cgroup.procs").write_text(str(peers[1].pid))
         try:
             for _ in range(given.rounds):
                 print(json.dumps([said(peer) for peer in peers]), flush=True)

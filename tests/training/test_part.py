@@ -7,7 +7,7 @@ import pytest
 from decentral.errors import ConfigError
 from decentral.training.part import Needs, choose_part
 
-NEEDS = Needs(process=100, step=16, rounds=8, turn=20)
+NEEDS = Needs(process=100, step=16, rounds=8, mapped=20)
 EVEN = [10, 10, 10, 10]  # 160 bytes each to train, and 200 for a turn
 
 
