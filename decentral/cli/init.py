@@ -58,6 +58,12 @@ DEFAULT_PEERS = 8
     "--text-url", metavar="URL", help="With --data: where that text is, too, by https, for who joins without it."
 )
 @click.option("--overlap", type=click.IntRange(min=0), metavar="TAU", help="Inner steps that hide a round.")
+@click.option(
+    "--stages",
+    type=click.IntRange(2, 1024),
+    metavar="N",
+    help="Cut the model into so many neighbouring stages that take turns, so that small machines can train some.",
+)
 @click.option("--min-peers", type=click.IntRange(min=1), help="Members below which nothing is committed.")
 @click.option("--compressor", help="What is sent, such as 'topk(k=64, chunk=4096) >> signmag2'.")
 @click.option("--force", is_flag=True, help="Write over an existing file.")
@@ -94,6 +100,8 @@ def init_command(
     file = _place(context, file, force, linked=link is not None)
     overrides = _with_data(overrides, data, text_url, is_shared=share_text)
     sizes = model_sizes(model_size, overrides)
+    if link is not None and overrides["stages"] is not None:
+        raise UsageError("--stages with --link: inner steps that suit the line suit no stages; leave one of them out")
     if link is None:
         _refuse({"--step-time": step_time})
         scale, asked = scale_assumed(overrides, sizes, model_size, peers), preset

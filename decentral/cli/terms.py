@@ -29,6 +29,7 @@ KEYS = {
     "decay": ("inner", "weight_decay"),
     "clip": ("inner", "clip"),
     "overlap": ("outer", "overlap"),
+    "stages": ("outer", "fragments"),
     "compressor": ("compressor", "chain"),
     "min_peers": ("swarm", "min_peers"),
 }
@@ -101,6 +102,11 @@ def terms_of(
         if value is not None:
             table, key = KEYS[option]
             tables.setdefault(table, {})[key] = value
+    if (stages := overrides.get("stages")) is not None:
+        steps = preset_manifest(preset, inner=tables.get("inner", {})).inner.steps
+        tables["outer"]["layout"] = "stages"
+        if overrides.get("inner_steps") is None:  # each stage has its turn after as many
+            tables.setdefault("inner", {})["steps"] = steps + -steps % int(str(stages))
     if overrides["task"] == "custom" and overrides.get("decay") is None:
         tables.setdefault("inner", {})["weight_decay"] = _DECAY_OF_TORCH
     manifest = preset_manifest(preset, **tables)

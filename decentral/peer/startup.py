@@ -323,6 +323,10 @@ class Startup:
         self._model.train_only(part)
         self._part.reporter.part = part
         swarm.call(_tell_part, swarm.node, part)
+        logging.getLogger("decentral").warning(
+            "memory holds %d of the run's %d fragments, from %d on: those are trained here, the others come in as they are",
+            len(part), len(sizes), part.start, extra={"plain": True},
+        )  # fmt: skip
         self._part.announce("trains_part", {"first": part.start, "stop": part.stop, "of": len(sizes)})
         return part
 
