@@ -324,7 +324,8 @@ class Startup:
         self._part.reporter.part = part
         swarm.call(_tell_part, swarm.node, part)
         logging.getLogger("decentral").warning(
-            "memory holds %d of the run's %d fragments, from %d on: those are trained here, the others come in as they are",
+            "memory holds %d of the run's %d fragments, from %d on: those are trained here, the others come in as "
+            "they are",
             len(part), len(sizes), part.start, extra={"plain": True},
         )  # fmt: skip
         self._part.announce("trains_part", {"first": part.start, "stop": part.stop, "of": len(sizes)})

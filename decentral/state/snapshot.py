@@ -20,6 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -258,7 +259,7 @@ class Assembler:
         """Start, or resume from ``folder``; partial files of other snapshots there are removed."""
         self.index = index
         self._row_N = fresh_zeros(index.layout.nbytes // 4)  # in a file, where long vectors lie in files
-        self._row = memoryview(self._row_N.numpy()).cast("B")
+        self._row = self._row_N.numpy().view(np.uint8)
         self._have: set[int] = set()
         self._file: Path | None = None
         if folder is not None:
@@ -295,12 +296,16 @@ class Assembler:
             raise PayloadError(f"chunk {number} is not what the index names; fetch it from another donor")
         if number in self._have:
             return
-        self._row[number * CHUNK_NBYTES : number * CHUNK_NBYTES + len(data)] = data
+        self._put(number, data)
         self._have.add(number)
         if self._file is not None:
             with disk_errors(f"writing {self._file}"), self._file.open("r+b") as file:
                 file.seek(number * CHUNK_NBYTES)
                 file.write(data)
+
+    def _put(self, number: int, data: bytes) -> None:
+        begin = number * CHUNK_NBYTES
+        self._row[begin : begin + len(data)] = np.frombuffer(data, dtype=np.uint8)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors, float32 (numel,), by name; the partial file is removed.
@@ -338,5 +343,5 @@ class Assembler:
             begin = number * CHUNK_NBYTES
             data = stored[begin : begin + layout.chunk_nbytes(number)]
             if chunk_hash(data) == self.index.hashes[number]:
-                self._row[begin : begin + len(data)] = data
+                self._put(number, data)
                 self._have.add(number)
