@@ -349,9 +349,13 @@ class Presence:
         away = peer in self.expired or peer in self.leaving or peer in self.unreachable
         return peer == self.me or not away
 
+    def trains(self, peer: PeerId, fragment: int) -> bool:
+        """Tell whether ``peer`` trains a fragment, by its own word."""
+        return peer not in self.parts or fragment in self.parts[peer]
+
     def may_offer(self, peer: PeerId, fragment: int) -> bool:
         """Tell whether a contribution of ``peer`` to a fragment may be expected."""
-        return self.present(peer) and (peer not in self.parts or fragment in self.parts[peer])
+        return self.present(peer) and self.trains(peer, fragment)
 
     def heard(self, peer: PeerId) -> None:
         """``peer`` just spoke, so the last failed send says nothing any more."""

@@ -24,6 +24,8 @@ def find_usable(state: RoundState, now: float) -> list[PeerId]:
     """Return the members whose offers can be committed; the deadline learns from those that are new."""
     states = state.terms.states(state.head.outer_step)
     usable = state.round.usable(state.head, state.held, state.terms.named, states)
+    # Others offer nothing but that the turn may pass: beside one who trains the fragment, they would dilute the mean.
+    usable = [peer for peer in usable if state.presence.trains(peer, state.fragment)] or usable
     if state.round.quorum_since is None and 0 < state.terms.enough <= len(usable):
         state.round.quorum_since = now
     for offer in state.round.newly(usable):
@@ -43,7 +45,9 @@ def _frames_ready(state: RoundState, usable: Sequence[PeerId], now: float) -> bo
     enough = len(state.head.members) >= state.terms.min_peers
     if enough and usable and _quorum_waited(state, now):
         return True
-    ready = enough and state.round.ready(usable, state.expected(), state.head.newcomers, state.deadline, now)
+    if not enough or not usable:
+        return False
+    ready = state.round.ready(usable, state.expected(), state.head.newcomers, state.deadline, now)
     here = frozenset(usable if ready else ())
     return ready and not any(_is_coming(state, peer, now) for peer in state.round.offers if peer not in here)
 

@@ -363,7 +363,7 @@ def time_left(state: RoundState, now: float) -> float | None:
     Only a full contribution presses: else everybody could hurry everybody, and nobody make all inner steps.
     """
     seen = state.round
-    waits = state.head.anchor is not None and not state.head.final and state.me in state.expected()
+    waits = state.head.anchor is not None and not state.head.final and state.expects(state.me)
     full = any(offer.steps >= state.terms.steps for offer in seen.offers.values())
     if not waits or seen.first_offer is None or state.me in seen.offers or not full:
         return None

@@ -98,7 +98,7 @@ class SeenOfRound:
         now: float,
     ) -> bool:
         """Tell whether all ``expected`` ones have offered, or the deadline is over and waiting longer helps nobody."""
-        if not usable or self.first_offer is None:
+        if self.first_offer is None:
             return False
         if now >= self.first_offer + deadline.ceiling:
             return True
@@ -470,10 +470,30 @@ class RoundState:
         """Return the peers whose promises and votes decide, as far as is known here who is given up."""
         return self.terms.voting.voters(self.head, self.presence.given_up())
 
+    def expects(self, peer: PeerId) -> bool:
+        """Tell whether a contribution of ``peer`` to the round in progress may come."""
+        return peer in self.head.members and self.presence.may_offer(peer, self.fragment)
+
+    @property
+    def fragment(self) -> int:
+        """Return the fragment whose turn it is."""
+        return self.head.fragment(self.terms.num_fragments)
+
+    def is_untrained(self, now: float) -> bool:
+        """Tell whether the turn has to pass without those who train its fragment: nobody does who is here, or none of
+        them has offered anything for a ceiling longer than is usual.
+        """
+        presence, away = self.presence, self.presence.expired | self.presence.leaving
+        if not presence.parts:
+            return False
+        if not any(peer not in away and presence.trains(peer, self.fragment) for peer in self.head.members):
+            return True
+        usual = self.terms.ceiling if self.deadline.typical is None else self.deadline.typical
+        return self.round.first_offer is None and now > self.round.opened + usual + self.terms.ceiling
+
     def expected(self) -> list[PeerId]:
         """Return the members whose contributions to the round in progress may come."""
-        fragment = self.head.fragment(self.terms.num_fragments)
-        return [peer for peer in self.head.members if self.presence.may_offer(peer, fragment)]
+        return [peer for peer in self.head.members if self.expects(peer)]
 
     def patience(self, plans: float = 1.0) -> float:
         """Return the seconds to wait for what it takes ``plans`` plans of a reduce to get; its slices alone are half of

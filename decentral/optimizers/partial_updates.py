@@ -13,7 +13,8 @@ than slices the places move on every round. Before its first a slice follows fro
 What differs from the paper. There subsets are fixed, and the backward pass knows them; here a slice is 1/S of each
 fragment, stays while who contributes stays, and only bytes are saved: gradients and moments are of all. A fixed subset
 that saves memory, too, is what a peer of any plain method trains whose memory is bounded (docs/weak-machines.md). The
-outer step is DiLoCo's. With ``overlap``, steps on a slice before its owner's place changed are in the next contribution, too.
+outer step is DiLoCo's. With ``overlap``, steps on a slice before its owner's place changed are in the next
+contribution, too.
 
 Source: Filippova et al., "Partial Parameter Updates for Efficient Distributed Training", 2025, arXiv:2509.22418.
 """

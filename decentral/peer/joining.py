@@ -51,7 +51,7 @@ from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates, Together
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import sparse_sentence
-from decentral.training.part import Needs, choose_part
+from decentral.training.part import choose_part
 from decentral.training.processes import Accelerator, count_launched
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
@@ -157,12 +157,8 @@ def settings_of(
     )
     check_processes(manifest, live.team.size, optimizers.parts, evaluates=options["evaluate"] is not None)
     memory = size_of(options["memory"], "memory")
-    if memory is not None and memory < Needs().in_memory(live.schema.sizes):
-        if len(choose_part(live.schema.sizes, memory)) < manifest.outer.fragments:
-            check_part(manifest, live, optimizers.parts)
-        with suppress(OSError):  # said below, with the way out
-            out.mkdir(parents=True, exist_ok=True)
-        offload_to(Path(options["offload"] or out))
+    if memory is not None and len(choose_part(live.schema.sizes, memory)) < manifest.outer.fragments:
+        check_part(manifest, live, optimizers.parts)
     check_covers(optimizers.parts, live.trained)
     for one in optimizers.parts:
         make_hookable(one)
@@ -257,6 +253,10 @@ def check_part(manifest: Manifest, live: LiveModel, optimizers: Sequence[torch.o
         raise ConfigError(
             f"join(memory=...): outer.method {manifest.outer.method} needs peers that train all of the model; leave "
             "memory out, or join a run of diloco or sparseloco"
+        )
+    if INNER_OPTIMIZERS[manifest.inner.optimizer_name].forward_only or any(isinstance(one, SPSA) for one in optimizers):
+        raise ConfigError(
+            "join(memory=...): spsa moves every parameter to and fro, and must train all of the model; leave memory out"
         )
     if live.team.size > 1 or any(live.averages.swaps(one) for one in optimizers):
         what = f"{live.team.size} processes" if live.team.size > 1 else "an optimizer that trains at averages"

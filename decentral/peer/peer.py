@@ -396,6 +396,7 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._entered:
+            self._entered.callback(self._model.train_all)
             self._entered.callback(self._model.averages.stay)
             was_cut = self._hooks.stage == "at_boundary" and self._control.was_cut
             save = end_as_one(self._model, kind, "between" if was_cut else self._hooks.stage)

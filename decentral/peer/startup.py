@@ -40,11 +40,12 @@ from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory, ways_back
 from decentral.swarm.hello import check_version
 from decentral.swarm.lan import Lan
+from decentral.tensors.memory import offload_to
 from decentral.training.clocks import StepCount
 from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
-from decentral.training.part import choose_part, find_room
+from decentral.training.part import Needs, choose_part, find_room
 from decentral.training.reporting import Looks
 from decentral.training.schedule import SyncSchedule, make_schedule, note_replayed, recall_unadopted, resume, stand_at
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
@@ -96,12 +97,14 @@ class Startup:
         part = self._part
         if part.token is not None:
             keep_token(self._settings.out, part.token)
+        self._use_files_if_short()
         start, kept_whole = self._resume_or_begin()
         part.network = self._enter()
         self._start_swarm(start)
         kept = self._checkpoint
         own = self._lost_state(start) if kept is None else None
-        self._trains = self._choose_part(kept)
+        memory = kept.memory if kept is not None else {} if own is None else own.meta
+        self._trains = self._choose_part(memory.get("progress", {}).get("part"))
         schedule, included = self._join_at_anchor(own) if kept is None else (self._go_on(kept), [])
         if (evaluate := self._settings.options["evaluate"]) is not None:
             part.looks = Looks(evaluate, self._model, self._note_look, failed=part.reporter.forget_held_out)
@@ -126,8 +129,10 @@ class Startup:
                 "%s of the terms are for the built-in model and do nothing here: your script says what it does",
                 " and ".join(idle),
             )
-        if self._settings.memory is None and self._settings.options["offload"] is None:
-            warn_of_memory(self._model.schema.sizes, psutil.virtual_memory().available)
+        is_here = not any(parameter.is_cuda for parameter in self._model.trained.values())
+        if self._settings.memory is None and self._settings.options["offload"] is None and is_here:
+            held = psutil.Process().memory_info().rss  # the model, and what rounds need of it, are there by now
+            warn_of_memory(self._model.schema.sizes, psutil.virtual_memory().available + held)
         if not resumed and self._settings.invite is None:
             warn_of_size(self._manifest, self._model.schema.numel)
         found = differences(self._manifest.inner, self._settings.optimizers.parts)
@@ -305,22 +310,36 @@ class Startup:
         else:
             resume(schedule, self._model, kept.found.tensors, memory, kept.anchors, len(replayed), kept.states)
         note_replayed(schedule, replayed)
+        for fragment in set(range(schedule.num_fragments)).difference(schedule.part):
+            if schedule.progress[fragment].behind:  # it was trained before this start
+                schedule.restart(self._model, kept.anchors, [fragment])
+            else:
+                schedule.put(self._model, fragment, kept.anchors[fragment])
         if kept.buffers_B is not None and self._lost_its_buffers(kept, kept.buffers_B):
             self._model.write_buffers(kept.buffers_B)
         return schedule
 
-    def _choose_part(self, kept: _Checkpoint | None) -> range | None:
-        """Return the fragments that fit this machine, and train no others; those of before where as many fit."""
+    def _use_files_if_short(self) -> None:
+        """Have what rounds need in files, where the memory that this peer may take does not hold it."""
+        memory = self._settings.memory
+        if memory is not None and memory < Needs().in_memory(self._model.schema.sizes):
+            offload_to(Path(self._settings.options["offload"] or self._settings.out))
+
+    def _choose_part(self, before: Sequence[int] | None) -> range | None:
+        """Return the fragments that fit this machine, and train no others; those of ``before`` where as many fit."""
         memory, swarm = self._settings.memory, self._part.swarm
         if memory is None:
             return None
-        sizes = self._model.schema.sizes
-        part = choose_part(sizes, memory, swarm.call(_parts_of_others, swarm.node))
-        before = None if kept is None else range(*kept.memory.get("progress", {}).get("part", (0, 0)))
-        part = before if before is not None and len(before) == len(part) else part
+        sizes, peer = self._model.schema.sizes, self._part.identity.peer
+        part = choose_part(sizes, memory, swarm.call(_parts_of_others, swarm.node), draw=peer)
+        if before is not None and before[1] - before[0] == len(part):
+            part = range(*before) if Needs().in_files(sizes, range(*before)) <= memory else part
         if len(part) == len(sizes):
             return None
         self._model.train_only(part)
+        for optimizer in self._settings.optimizers.parts:  # a checkpoint may have brought moments of all
+            for parameter in self._model.untrained:
+                optimizer.state.pop(parameter, None)
         self._part.reporter.part = part
         swarm.call(_tell_part, swarm.node, part)
         logging.getLogger("decentral").warning(
@@ -412,8 +431,8 @@ async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tenso
 
 
 async def _parts_of_others(node: Node) -> list[range]:
-    """Return the parts of those that do not train all of the model."""
-    return list(node.directory.parts().values())
+    """Return the parts of members that do not train all of the model."""
+    return [part for peer, part in node.directory.parts().items() if peer in node.driver.head.members]
 
 
 async def _tell_part(node: Node, part: range) -> None:

@@ -268,14 +268,21 @@ def _open_round(node: Node) -> dict[str, object] | None:
     voted = leading is not None and leading.proposal is not None
     return {
         "round": head.outer_step + 1,
-        "members": len(state.offerers),  # of a large swarm those of whom this peer hears what they offer
-        "offers": sum(peer in state.round.offers for peer in state.offerers),
+        "members": len(_offerers(state)),
+        "offers": sum(peer in state.round.offers for peer in _offerers(state)),
         "leader": peer_name(state.leader_of(ballot)),
         "ballot": ballot,
         "proposed": voted or state.proposal is not None,
         "votes": len(leading.votes) if leading is not None and voted else None,  # they go to the leader only
         "seconds": round(anyio.current_time() - state.round.opened, 3),
     }
+
+
+def _offerers(state: RoundState) -> list[PeerId]:
+    """Return those who train the fragment whose turn it is; of a large swarm those of whom this peer hears what they
+    offer.
+    """
+    return [peer for peer in state.offerers if state.presence.trains(peer, state.fragment)]
 
 
 def _kind(protocol: str) -> str:
@@ -285,8 +292,8 @@ def _kind(protocol: str) -> str:
 
 def _absent_offerers(node: Node) -> tuple[str, ...]:
     machine = node.driver.machine
-    offered, expected = set(machine.state.round.offers), set(machine.state.expected())
-    absent = [p for p in machine.state.offerers if p in expected and p not in offered]
+    offered = set(machine.state.round.offers)
+    absent = [p for p in _offerers(machine.state) if p not in offered and machine.state.presence.present(p)]
     return tuple(peer_name(p) for p in absent)
 
 
@@ -434,6 +441,7 @@ class OpenRound:
     voters: Sequence[PeerId] = ()  # none: all members
     offerers: Sequence[PeerId] = ()  # whose offers come here; none: all members
     offered: Mapping[PeerId, int] = field(default_factory=dict)  # bytes of each contribution that was offered
+    passes: bool = False  # this peer does not train the fragment whose turn it is
     arrived: Sequence[PeerId] = ()  # whose contributions are here whole, in a reduce all that are offered
     applying: bool = False  # the record before it is decided, and not applied here yet
     nowhere: Sequence[PeerId] = ()  # whose frames a decided record names, and this peer has not
@@ -465,9 +473,10 @@ def why_open(seen: OpenRound) -> str:
         return f"waiting for {_names(absent)}, who cannot be reached: a majority of {len(voters)} members has to vote"
     if seen.ballot is not None and seen.ballot.is_under_way:
         return _why_undecided(seen, seen.ballot)
-    if seen.me not in seen.offered:
+    if seen.me not in seen.offered and not seen.passes:
         return "waiting for this peer's own loop: it has not made the inner steps of the round"
-    if late := [peer for peer in seen.offerers or seen.members if peer in seen.present and peer not in seen.offered]:
+    awaited = [peer for peer in seen.offerers or seen.members if peer != seen.me or not seen.passes]
+    if late := [peer for peer in awaited if peer in seen.present and peer not in seen.offered]:
         return f"waiting for {_names(late)}, who offered nothing"
     if missing := [peer for peer in seen.offered if peer not in seen.arrived]:
         nbytes = sum(seen.offered[peer] for peer in missing)
@@ -505,7 +514,8 @@ def _seen(node: Node, rates: tuple[float, float]) -> OpenRound:
         min_peers=node.manifest.swarm.min_peers,
         round=state.head.outer_step + 1,
         voters=state.committee,
-        offerers=state.offerers,
+        offerers=_offerers(state),
+        passes=not state.presence.trains(state.me, state.fragment),
         offered={peer: offer.nbytes for peer, offer in state.round.offers.items()},
         arrived=state.round.usable(state.head, state.held, state.terms.named, channels),
         applying=state.head.anchor is None,

@@ -181,7 +181,7 @@ class Driver:
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.full_times: tuple[float, ...] = ()  # s that others take for a full contribution
-        self.untrained: Digest | None = None  # head after which a fragment has its turn that nobody here trains
+        self.untrained: Digest | None = None  # head after which a turn has to pass without those who train its fragment
         self._judged = -math.inf  # when both were made last
         self._away = parts.away
 
@@ -235,7 +235,7 @@ class Driver:
                 seen.expired, seen.gone, now, missed=seen.missed, known=known, parts=parts
             )
         )
-        self.untrained = None if state.machine.state.expected() else state.head.hash
+        self.untrained = state.head.hash if state.machine.state.is_untrained(now) else None
         if now - self._judged >= JUDGE_EVERY:
             self._judged = now
             self.allowed = state.machine.state.allowed()

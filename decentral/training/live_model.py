@@ -104,6 +104,7 @@ class LiveModel:
             place = place_of(self.trained.values()) if on_device else PROCESSOR
             self._fragments = WholeFragments(self._parameters, self.schema, stepping, self.averages, place)
         self.undo_guard = self._fragments.undo_guard
+        self._untrained: list[str] = []  # names of parameters, of a peer that trains a part
 
     @property
     def trained(self) -> dict[str, Tensor]:
@@ -120,6 +121,10 @@ class LiveModel:
     def check_trained(self) -> None:
         """Raise ConfigError where the model is not the one that joined any more: see `Joined`."""
         self.joined.check()
+        self.check_borrowed()
+
+    def check_borrowed(self) -> None:
+        """Raise ConfigError where a parameter that is not trained here was changed, and the anchor with it."""
         self._fragments.check_borrowed()
 
     def train_only(self, part: range) -> None:
@@ -128,11 +133,26 @@ class LiveModel:
         optimizer keeps no moments of them.
         """
         others = [fragment for fragment in self.schema.fragments if fragment.index not in part]
-        for name in (name for fragment in others for name in fragment.names):
+        self._untrained = [name for fragment in others for name in fragment.names]
+        for name in self._untrained:
             self._parameters[name].requires_grad_(False)
             self._parameters[name].grad = None
-        self.joined.expect_frozen(name for fragment in others for name in fragment.names)
-        self._fragments.borrow(fragment.index for fragment in others)
+        self.joined.expect_frozen(self._untrained)
+        self._fragments.borrow([fragment.index for fragment in others])
+        self.undo_guard = self._fragments.undo_guard
+
+    @property
+    def untrained(self) -> list[Tensor]:
+        """The parameters that this peer does not train, for want of memory."""
+        return [self._parameters[name] for name in self._untrained]
+
+    def train_all(self) -> None:
+        """Leave a model that owns all of its parameters, and trains them, to whoever goes on with it."""
+        if self._untrained:
+            self._fragments.own()
+        for parameter in self.untrained:
+            parameter.requires_grad_(True)
+        self._untrained = []
 
     # ---- reading and writing ----
 
@@ -283,7 +303,7 @@ class WholeFragments:
         trained = {name: parameters[name] for fragment in schema.fragments for name in fragment.names}
         self.undo_guard = UndoGuard(optimizers, trained, self._copies)
         self._places = [small_places(parameters, fragment.names) for fragment in schema.fragments]
-        self._borrowing = frozenset[int]()
+        self._optimizers, self._borrowing = optimizers, frozenset[int]()
         self._versions: dict[str, int] = {}  # of borrowed parameters, as they were put there
 
     def read(self, fragment: int) -> Tensor:
@@ -297,6 +317,7 @@ class WholeFragments:
         """Overwrite one, and the copies of it."""
         self._averages.show()
         if fragment in self._borrowing:
+            self.check_borrowed()  # before what was changed is let go
             self.lend(fragment, flat_N)
             return
         written = [self._parameters[name] for name in self._fragments[fragment].names]
@@ -313,12 +334,21 @@ class WholeFragments:
         else:
             scatter(flat_N, self._fragments[fragment], self._here())
 
-    def borrow(self, fragments: Iterable[int]) -> None:
+    def borrow(self, fragments: Sequence[int]) -> None:
         """Have the parameters of fragments that nobody trains here be views of what is written, which nobody changes;
         those are copied as before that are not float32 on the processor.
         """
-        each = ((f, [self._parameters[name] for name in self._fragments[f].names]) for f in fragments)
+        each = [(f, [self._parameters[name] for name in self._fragments[f].names]) for f in fragments]
         self._borrowing = frozenset(f for f, held in each if all(map(can_borrow, held)))
+        untrained = {name for f in fragments for name in self._fragments[f].names}
+        trained = [name for fragment in self._fragments for name in fragment.names if name not in untrained]
+        mine = {name: self._parameters[name] for name in trained}
+        self.undo_guard = UndoGuard(self._optimizers, mine, self._copies)
+
+    def own(self) -> None:
+        """Have memory of their own for what was borrowed."""
+        self.put_back({name: values.clone() for name, values in self.borrowed().items()})
+        self._borrowing, self._versions = frozenset(), {}
 
     def check_borrowed(self) -> None:
         """Raise ConfigError where something changed a borrowed parameter in place: it changed the anchor."""
@@ -408,7 +438,10 @@ class ShardedFragments:
         """Overwrite one for a moment, on all processes, which all call it."""
         self._shards.write(flat_N, self._fragments[fragment], self._parameters)
 
-    def borrow(self, fragments: Iterable[int]) -> None:
+    def own(self) -> None:
+        """Change nothing, as nothing is borrowed."""
+
+    def borrow(self, fragments: Sequence[int]) -> None:
         """Borrow nothing: each process has memory for its part of every parameter."""
 
     def check_borrowed(self) -> None:

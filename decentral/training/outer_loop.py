@@ -31,7 +31,6 @@ from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
 from decentral.replica.pair_step import GossipStep
 from decentral.replica.replica import OWED
-from decentral.rounds.driver import Driver
 from decentral.rounds.gossip import UNDECIDED, Gossip
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_side import Parameters
@@ -411,15 +410,32 @@ class _Rounds:
         due = self._timing.due or self._schedule.due_early(driver.pressed, step_seconds or 0.0)
         may_offer = not (self._parts.holds_back or self._merger.done or self._has_left)
         self._has_left = self._parts.control.leaving
-        return due and may_offer and self._is_ours(driver)
+        return due and may_offer
 
-    def _is_ours(self, driver: Driver) -> bool:
-        """Tell whether the round is of a fragment that this peer trains, or that nobody trains: then it has to pass
-        with no change. Others make any other, while this peer trains on.
-        """
-        head = driver.head
-        trains = head.fragment(self._parts.manifest.outer.fragments) in self._schedule.part
-        return trains or driver.untrained == head.hash
+    @property
+    def _is_ours(self) -> bool:
+        """True when the round is of a fragment that this peer trains, or has to pass without those who do."""
+        driver = self._swarm.node.driver
+        trains = driver.head.fragment(self._parts.manifest.outer.fragments) in self._schedule.part
+        return trains or driver.untrained == driver.head.hash
+
+    async def _pass_turn(self) -> set[int]:
+        """Let others make a round of a fragment that this peer does not train, and make no more steps than they do."""
+        changed, seen, timing = set[int](), self._schedule.seen, self._timing
+        if timing.since < (timing.paced or timing.interval) + timing.overlap:
+            return changed
+        until = self._parts.clock() + self._patience()
+        self._parts.events.waits(True)
+        while self._schedule.seen == seen and not self._is_ours and self._parts.clock() < until:
+            changed |= await self._merger.merge_waiting(LOOK_EVERY)
+            if self._merger.done or self._parts.control.hurries or not self._swarm.alive:
+                break
+        self._parts.events.waits(False)
+        return changed
+
+    def _patience(self) -> float:
+        """Say how long a round may hold the training: ceiling and frames, and as long again for the vote."""
+        return 2.0 * (self._parts.manifest.swarm.deadline_ceiling + self._swarm.node.driver.allowed)
 
     async def _make_contribution(self, changed: set[int]) -> Contribution | None:
         """Make the contribution of the fragment whose turn it is. None when the chain is elsewhere just now, or when
@@ -476,6 +492,8 @@ class SynchronousRounds(_Rounds):
         changed = await self._merger.merge_all()  # commits that passed by since the last boundary
         if not self._is_due(step_seconds):
             return changed
+        if not self._is_ours:
+            return changed | await self._pass_turn()
         if self._swarm.node.driver.head.hash != self._schedule.seen:
             # A commit is about to be handed over, and without it nothing can be contributed. A peer that went on
             # instead made one more inner step, alone, when it met a membership change at its boundary.
@@ -497,10 +515,6 @@ class SynchronousRounds(_Rounds):
             self._timing.withdraw()
         return fits
 
-    def _patience(self) -> float:
-        """Say how long a round may hold the training: ceiling and frames, and as long again for the vote."""
-        return 2.0 * (self._parts.manifest.swarm.deadline_ceiling + self._swarm.node.driver.allowed)
-
 
 class OverlappedRounds(_Rounds):
     """Streaming and overlapped DiLoCo: training goes on while a round is made, which is merged some steps later."""
@@ -513,6 +527,8 @@ class OverlappedRounds(_Rounds):
         changed = await self._merger.merge_all()
         if not self._is_due(step_seconds):
             return changed
+        if not self._is_ours:
+            return changed | await self._pass_turn()
         contribution = await self._make_contribution(changed)
         if contribution is not None:
             self._offered = self._swarm.begin(self._swarm.node.driver.contribute, contribution)

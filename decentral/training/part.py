@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from decentral.errors import ConfigError
 
 __all__ = ["Needs", "choose_part", "find_room"]
+
+SPARE = 0.1  # of the memory that is free, for a batch and for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +43,40 @@ class Needs:
         return self.process + self.step * sum(sizes[fragment] for fragment in part) + self.mapped * max(sizes)
 
 
-def choose_part(sizes: Sequence[int], memory: int, others: Iterable[range] = (), needs: Needs | None = None) -> range:
+def choose_part(
+    sizes: Sequence[int],
+    memory: int,
+    others: Iterable[range] = (),
+    needs: Needs | None = None,
+    *,
+    draw: bytes = b"",
+) -> range:
     """Return as many fragments as fit into ``memory`` bytes, where fewest others train.
 
-    ``sizes``: parameters of each fragment; ``others``: the parts that other peers train. Of two that are as good the
-    later one is taken: going back through the model ends where it begins. ConfigError where not even one fits.
+    ``sizes``: parameters of each fragment; ``others``: the parts that other peers train. Of those that are as good one
+    is taken that leaves room for as long ones beside it, by ``draw``: peers that begin at once part so, by their ids.
+    ConfigError where not even one fits.
     """
     needs, everything = needs or Needs(), range(len(sizes))
     trained_by = [0] * len(sizes)
-    for fragment in (fragment for other in others for fragment in other if fragment in everything):
-        trained_by[fragment] += 1
+    for other in others:
+        for fragment in everything[max(0, other.start) : other.stop]:
+            trained_by[fragment] += 1
     for count in range(len(sizes), 0, -1):
         fits = [part for part in _parts(sizes, count) if needs.in_files(sizes, part) <= memory]
         if fits:
-            return min(fits, key=lambda part: (sum(trained_by[fragment] for fragment in part), -part.start))
+            drawn = int.from_bytes(blake2b(draw, digest_size=4).digest(), "little")
+            return min(fits, key=lambda part: _rank(part, trained_by, drawn, len(sizes)))
     least = min(needs.in_files(sizes, part) for part in _parts(sizes, 1))
     raise ConfigError(
         f"memory = {memory / 1e9:.2f} GB: this run takes {least / 1e9:.2f} GB for one of its {len(sizes)} fragments, "
         f"and {needs.in_files(sizes, everything) / 1e9:.2f} GB for all; give more, or join a run of more fragments"
     )
+
+
+def _rank(part: range, trained_by: Sequence[int], drawn: int, fragments: int) -> tuple[int, bool, int]:
+    covered, places = sum(trained_by[fragment] for fragment in part), max(1, fragments // len(part))
+    return covered, part.start % len(part) != 0, (part.start // len(part) - drawn) % places
 
 
 def _parts(sizes: Sequence[int], count: int) -> list[range]:
@@ -70,16 +88,15 @@ def find_room(sizes: Sequence[int], free: int, needs: Needs | None = None) -> tu
 
     Returns ``ok``, ``warn`` or ``fail``, and a sentence.
     """
-    needs = needs or Needs()
-    whole = needs.in_memory(sizes)
+    needs, usable = needs or Needs(), int(free * (1 - SPARE) / 1e8) * 10**8  # a tenth of a GB, which is what is said
+    whole, least = needs.in_memory(sizes), min(needs.in_files(sizes, part) for part in _parts(sizes, 1))
     takes = f"all of the run's {sum(sizes) / 1e6:.1f} M parameters take {whole / 1e9:.1f} GB beside a batch"
-    there, way_out = f"{free / 1e9:.1f} GB are free", f"join with --memory {free / 1e9:.1f}GB"
+    there = f"{free / 1e9:.1f} GB are free"
     if whole <= free:
         return "ok", f"{takes}, and {there}"
-    least = min(needs.in_files(sizes, part) for part in _parts(sizes, 1))
-    if least > free:
+    if least > usable:
         return "fail", f"{takes}, one of its {len(sizes)} fragments {least / 1e9:.1f} GB, and {there}"
-    part = choose_part(sizes, free, needs=needs)
+    part = choose_part(sizes, usable, needs=needs)
     is_part = len(part) < len(sizes)
     what = f"trains {len(part)} of {len(sizes)} fragments" if is_part else "has what rounds need in files"
-    return "warn", f"{takes}, and {there}: {way_out}, which {what}"
+    return "warn", f"{takes}, and {there}: join with --memory {usable / 1e9:.1f}GB, which {what}"

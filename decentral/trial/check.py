@@ -194,9 +194,12 @@ def _essence(manifest: Manifest) -> bytes:
     """Return the terms without what the trial does not depend on."""
     whole, inner, outer = manifest.model_dump(), manifest.inner, manifest.outer
     kept = {key: getattr(inner, key) for key in ("optimizer", "momentum", "mixing", "averaging")}
-    steps = outer.fragments * max(-(-STEPS // outer.fragments), outer.overlap + 1)  # of the same parameters, as ever
+    # Where training waits for rounds, fragments go on each by itself: one with as many inner steps shows what all do.
+    fragments = outer.fragments if outer.overlap else 1
+    steps = fragments * max(-(-STEPS // fragments), outer.overlap + 1)
     tables = {"run": {"name": "trial"}, "inner": {**kept, "steps": steps, "weight_decay": 0.0, "clip": None}}
     tables |= {name: whole[name] for name in ("outer", "compressor", "exchange")}
+    tables["outer"] = tables["outer"] | {"fragments": fragments, "layout": None}
     return canonical(Manifest.of({**tables, "model": {"task": "custom"}}, "trial"))
 
 

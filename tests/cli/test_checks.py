@@ -113,8 +113,8 @@ def test_asking_for_a_route_sends_nothing_and_names_this_machine() -> None:
     ("free", "verdict", "way_out"),
     [
         (16e9, "ok", "all of the run's 134.0 M parameters take 4.5 GB beside a batch, and 16.0 GB are free"),
-        (3.5e9, "warn", "join with --memory 3.5GB, which has what rounds need in files"),
-        (2.2e9, "warn", "join with --memory 2.2GB, which trains 4 of 8 fragments"),
+        (3.6e9, "warn", "join with --memory 3.2GB, which has what rounds need in files"),
+        (2.2e9, "warn", "join with --memory 1.9GB, which trains 3 of 8 fragments"),
         (0.5e9, "fail", "one of its 8 fragments 1.3 GB, and 0.5 GB are free"),
     ],
 )

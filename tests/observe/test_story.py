@@ -15,7 +15,9 @@ from tests.kit.site import ME, OTHER, THIRD
 ROOT = Path(__file__).parents[2]
 NO_SENTENCE = {"commit", "membership", "pair", "metrics"}  # rounds, and what a loop logs
 FIELDS: dict[str, Any] = {  # a value of each field that an event has, by its name
-    **dict.fromkeys(("round", "step", "outer_step", "missed", "steps", "counted", "asked", "named", "records"), 3),
+    **dict.fromkeys(
+        ("round", "step", "outer_step", "missed", "steps", "counted", "asked", "named", "records", "stop", "of"), 3
+    ),
     **dict.fromkeys(("why", "what", "method", "name"), "because"),
     **dict.fromkeys(("peer", "leader"), OTHER),
     **{name: [OTHER, THIRD] for name in ("peers", "given_up", "members")},
@@ -23,6 +25,7 @@ FIELDS: dict[str, Any] = {  # a value of each field that an event has, by its na
     **dict.fromkeys(("bytes", "sent", "limit"), 5_000_000),
     "figure": "mean_cosine",
     "left": True,
+    "first": 1,
     "on": ["192.168.1.2"],
     "off": None,
     "resumed": False,

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from decentral.consensus.chain import VOTING, Presence
 from decentral.observe.health import health_sentence
 from decentral.observe.status import Status, presence
 from decentral.peer.status import STEPS_ALONE, Balloting, OpenRound, StallWatch, _kind, _member, _open_round, why_open
@@ -114,7 +115,7 @@ def test_gossip_in_which_nobody_pairs_with_a_peer_is_a_hang_although_its_steps_g
 
 # ---- the other members of its swarm ----
 
-ME, OTHER = b"m" * 32, b"o" * 32
+ME, OTHER, THIRD = b"m" * 32, b"o" * 32, b"t" * 32
 
 
 def presence_of(member: bytes, live: dict[bytes, Any], said_goodbye: bool, *, done: bool = False) -> tuple[str, str]:
@@ -154,7 +155,8 @@ def test_the_round_in_progress_tells_its_offers_and_to_its_leader_the_votes() ->
     leading = SimpleNamespace(proposal=object(), votes={ME: b"", OTHER: b""})
     collected = SimpleNamespace(offers={ME: None}, opened=0.0)
     state = SimpleNamespace(acceptor=SimpleNamespace(promised=1), leading=leading, proposal=None, round=collected)
-    state.leader_of, state.offerers = lambda ballot: (ME, OTHER)[ballot], (ME, OTHER)
+    state.leader_of, state.offerers = lambda ballot: (ME, OTHER)[ballot], (ME, OTHER, THIRD)
+    state.presence, state.fragment = Presence(ME, VOTING, parts={THIRD: range(1, 2)}), 0  # which THIRD does not train
     head = SimpleNamespace(final=False, outer_step=7, members=(ME, OTHER))
     driver = SimpleNamespace(head=head, machine=SimpleNamespace(state=state))
     node: Any = SimpleNamespace(gossip=None, ready=SimpleNamespace(is_set=lambda: True), driver=driver)

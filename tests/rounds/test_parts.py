@@ -18,6 +18,7 @@ class OfPart(Member):
     """It trains the first fragment alone."""
 
     part = range(1)
+    hangs = False
 
     def __init__(self, lab: Lab, number: int, founder: bool) -> None:
         super().__init__(lab, number, founder)
@@ -27,7 +28,8 @@ class OfPart(Member):
         driver = self.node.driver
         while True:
             await anyio.sleep(0.05)
-            self.idle = driver.head.fragment(FRAGMENTS) not in self.part
+            ours = driver.head.fragment(FRAGMENTS) in self.part or driver.untrained == driver.head.hash
+            self.idle = self.hangs or not ours
             if not self.idle:
                 with anyio.move_on_after(1.5 * STEP):
                     await super()._train()
@@ -97,4 +99,34 @@ async def test_parts_that_make_up_a_whole_go_on_by_themselves(lab, preset):
 async def test_who_says_more_than_there_is_harms_nobody(lab, preset):
     lab.members[1].node.directory.own.train(range(60_000, 65_000))
     await lab.rounds(6)
+    lab.check_equal()
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+@scene(terms, peers=[OfPart, OfPart, OfOther])
+async def test_a_turn_passes_whose_one_trainer_is_there_and_hangs(lab, preset):
+    await lab.rounds(4)
+    lab.members[2].hangs = True
+    await lab.rounds(6)
+    assert lab.members[2] in lab.alive()
+    lab.check_equal()
+
+
+@pytest.mark.parametrize("preset", ["sparseloco"])
+@scene(terms, peers=[OfPart, OfPart, OfOther])
+async def test_a_turn_passes_whose_one_trainer_has_left(lab, preset):
+    await lab.rounds(4)
+    await lab.members[2].end()
+    await lab.rounds(6)
+    lab.check_equal()
+
+
+@pytest.mark.parametrize("preset", ["diloco"])
+@scene(terms, peers=[None, OfPart, OfPart])
+async def test_beside_one_who_trains_a_fragment_nothing_of_others_counts(lab, preset):
+    """They offer in every turn, as who believed that nobody trains it would."""
+    for member in lab.members[1:]:
+        member.part = range(FRAGMENTS)
+    await lab.rounds(9)
+    assert set(named(lab.members[0])[1][2:]) == {1}
     lab.check_equal()

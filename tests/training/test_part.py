@@ -16,20 +16,25 @@ EVEN = [10, 10, 10, 10]  # 160 bytes each to train, and 200 for a turn
     [
         (10_000, [], range(4)),
         (940, [], range(4)),  # 100 + 200 + 4 * 160
-        (939, [], range(1, 4)),
-        (620, [], range(2, 4)),
-        (619, [], range(3, 4)),
-        (460, [], range(3, 4)),
-        (460, [range(3, 4)], range(2, 3)),
-        (460, [range(2, 4), range(2, 3)], range(1, 2)),
-        (460, [range(4)], range(3, 4)),
-        (620, [range(3, 4)], range(1, 3)),
-        (620, [range(1, 3)], range(2, 4)),  # one of two is trained in any part but the first two, which are as good
-        (460, [range(2, 1000)], range(1, 2)),  # a claim of more than there is
+        (939, [], range(3)),
+        (619, [range(1, 4)], range(1)),
+        (460, [range(3)], range(3, 4)),
+        (460, [range(2, 4), range(1, 4)], range(1)),
+        (620, [range(2, 4)], range(2)),
+        (620, [range(2)], range(2, 4)),
+        (620, [range(1), range(3, 4)], range(1, 3)),
+        (460, [range(1, 60_000)], range(1)),  # a claim of more than there is
+        (460, [range(60_000, 65_000), range(1, 4)], range(1)),
     ],
 )
 def test_as_many_fragments_as_fit_are_trained_where_fewest_others_do(memory, others, part):
     assert choose_part(EVEN, memory, others, NEEDS) == part
+
+
+def test_machines_that_begin_at_once_part_by_their_ids():
+    drawn = [choose_part(EVEN, 620, (), NEEDS, draw=bytes([number])) for number in range(40)]
+    assert set(drawn) == {range(2), range(2, 4)}
+    assert 10 < drawn.count(range(2)) < 30
 
 
 def test_of_fragments_that_differ_the_part_is_taken_that_fits():
