@@ -167,7 +167,7 @@ def draw_basis(width: int, kept: int, generator: torch.Generator) -> Tensor:
     """Return orthonormal columns float32 (D, K), uniformly distributed. ConfigError unless 1 <= K <= D."""
     if not 1 <= kept <= width:
         raise ConfigError(f"a boundary of {kept} values for states of {width}: take 1 to {width}")
-    drawn_DK = torch.randn(width, kept, generator=generator, dtype=torch.float64)
+    drawn_DK = torch.randn(width, kept, generator=generator, dtype=torch.float64, device="cpu")
     basis_DK, upper_KK = torch.linalg.qr(drawn_DK)
     drawn: Tensor = basis_DK * upper_KK.diagonal().sign()
     return drawn.float()

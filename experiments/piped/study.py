@@ -27,6 +27,7 @@ ROWS: Mapping[str, tuple[type[tasks.Whole], int, int]] = {
     "subspace, 4 times": (tasks.Subspace4, 4, 32),
     "subspace, 8 times": (tasks.Subspace8, 4, 16),
     "MAPL, 4 times": (tasks.Mapl4, 4, 32),
+    "MAPL, 4 times, quick bases": (tasks.Mapl4Quick, 4, 32),
     "MAPL, 8 times": (tasks.Mapl8, 4, 16),
     "all subspace, 8 times": (tasks.AllSubspace8, 4, 16),
     "all MAPL, 8 times": (tasks.AllMapl8, 4, 16),
@@ -38,6 +39,9 @@ PAIRS = (
     ("MAPL, 8 times", "subspace, 8 times"),
     ("subspace, 8 times", "all subspace, 8 times"),
     ("MAPL, 8 times", "all MAPL, 8 times"),
+    ("subspace, 4 times", "two whole alone"),
+    ("subspace, 8 times", "two whole alone"),
+    ("MAPL, 4 times", "two whole alone"),
     ("assembled", "two whole alone"),
     ("subspace, 4 times", "assembled"),
 )
@@ -49,9 +53,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="a folder of its own for each row")
     parser.add_argument("--rows", choices=ROWS, nargs="*", default=list(ROWS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--steps", type=int, default=25, help="inner steps of a round")
-    parser.add_argument("--rate", type=float, default=4e-3, help="of the inner optimizer")
+    parser.add_argument("--rate", type=float, default=8e-3, help="of the inner optimizer")
     return parser.parse_args()
 
 
