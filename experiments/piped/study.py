@@ -27,7 +27,6 @@ ROWS: Mapping[str, tuple[type[tasks.Whole], int, int]] = {
     "subspace, 4 times": (tasks.Subspace4, 4, 32),
     "subspace, 8 times": (tasks.Subspace8, 4, 16),
     "MAPL, 4 times": (tasks.Mapl4, 4, 32),
-    "MAPL, 4 times, quick bases": (tasks.Mapl4Quick, 4, 32),
     "MAPL, 8 times": (tasks.Mapl8, 4, 16),
     "all subspace, 8 times": (tasks.AllSubspace8, 4, 16),
     "all MAPL, 8 times": (tasks.AllMapl8, 4, 16),

@@ -215,7 +215,6 @@ class Mapl4(Piped):
     """A quarter of the values crosses, by a basis and tables that each piped replica learns for itself."""
 
     share: ClassVar[int] = 4
-    bases: ClassVar[float] = 0.1  # their rate, over the model's
 
     def __init__(self, manifest: Manifest, peers: int) -> None:
         super().__init__(manifest, peers)
@@ -224,7 +223,7 @@ class Mapl4(Piped):
     def piped_loss(self, model: LanguageModel, tokens_BT: Tensor, rank: int, step: int) -> Tensor:
         """Learn at the boundaries, too: they make the step for which the last batch left gradients."""
         if rank not in self._learnt:
-            self._learnt[rank] = _Learnt(model, self._terms, self.share, self.bases, rank)
+            self._learnt[rank] = _Learnt(model, self._terms, self.share, rank)
         learnt = self._learnt[rank]
         learnt.step()
 
@@ -239,7 +238,7 @@ class Mapl4(Piped):
 class _Learnt:
     """The boundaries of a piped replica."""
 
-    def __init__(self, model: LanguageModel, terms: Manifest, share: int, bases: float, rank: int) -> None:
+    def __init__(self, model: LanguageModel, terms: Manifest, share: int, rank: int) -> None:
         width, random = terms.model.hidden, torch.Generator().manual_seed(terms.run.seed * 1_000_003 + rank)
         kept, embedding_VD = width // share, model.model.embed_tokens.weight
         self.boundaries = [
@@ -248,7 +247,7 @@ class _Learnt:
         ]
         rate = terms.inner.learning_rate
         assert rate is not None, "a study's cells have one"
-        self._bases = [StiefelMomentum(one.basis_DK, rate * bases) for one in self.boundaries]
+        self._bases = [StiefelMomentum(one.basis_DK, rate / 10) for one in self.boundaries]
         tables = [table for one in self.boundaries for table in (one.before_VK, one.after_VK)]
         self._tables = torch.optim.AdamW(tables, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -257,12 +256,6 @@ class _Learnt:
             basis.step()
         self._tables.step()
         self._tables.zero_grad()
-
-
-class Mapl4Quick(Mapl4):
-    """The bases learn as quickly as the model."""
-
-    bases = 1.0
 
 
 class Mapl8(Mapl4):
