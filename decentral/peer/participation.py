@@ -205,7 +205,7 @@ def save_last(part: Participation) -> bool:
     False, and the user is told, where that cannot be: then the one before stays the newest.
     """
     gossips, why = part.swarm.node.gossip is not None, "a commit was still being applied"
-    part.settings.model.check_borrowed()  # else a changed anchor would be kept
+    part.settings.model.borrowed.check()  # else a changed anchor would be kept
     for _ in range(LAST_TRIES):
         if not run_blocking(part.loop.settle()):
             why = "a partner did not say whether it took its half of the last step" if gossips else why

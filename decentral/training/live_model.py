@@ -46,6 +46,7 @@ from decentral.tensors.memory import fresh
 from decentral.tensors.ops import Places, as_rows
 from decentral.training.copies import Averages, Copies, UndoGuard
 from decentral.training.joined import Joined, find_copies
+from decentral.training.part import Borrowed
 from decentral.training.processes import Accelerator, Order, Orders, Processes, Shards, Team, hold_interrupts
 
 # Shape suffixes: N = elements of one fragment, on ``place``; B = elements of all buffers, on the CPU; flat float32.
@@ -104,6 +105,7 @@ class LiveModel:
             place = place_of(self.trained.values()) if on_device else PROCESSOR
             self._fragments = WholeFragments(self._parameters, self.schema, stepping, self.averages, place)
         self.undo_guard = self._fragments.undo_guard
+        self.borrowed = Borrowed(self._parameters, ())
         self._untrained: list[str] = []  # names of parameters, of a peer that trains a part
 
     @property
@@ -121,11 +123,7 @@ class LiveModel:
     def check_trained(self) -> None:
         """Raise ConfigError where the model is not the one that joined any more: see `Joined`."""
         self.joined.check()
-        self.check_borrowed()
-
-    def check_borrowed(self) -> None:
-        """Raise ConfigError where a parameter that is not trained here was changed, and the anchor with it."""
-        self._fragments.check_borrowed()
+        self.borrowed.check()
 
     def train_only(self, part: range) -> None:
         """Train these fragments, and have the values of the others from what is written next, without memory of their
@@ -138,7 +136,8 @@ class LiveModel:
             self._parameters[name].requires_grad_(False)
             self._parameters[name].grad = None
         self.joined.expect_frozen(self._untrained)
-        self._fragments.borrow([fragment.index for fragment in others])
+        assert isinstance(self._fragments, WholeFragments), "of one process, as is checked before"
+        self.borrowed = self._fragments.borrow(others)
         self.undo_guard = self._fragments.undo_guard
 
     @property
@@ -148,8 +147,7 @@ class LiveModel:
 
     def train_all(self) -> None:
         """Leave a model that owns all of its parameters, and trains them, to whoever goes on with it."""
-        if self._untrained:
-            self._fragments.own()
+        self.borrowed.own()
         for parameter in self.untrained:
             parameter.requires_grad_(True)
         self._untrained = []
@@ -214,7 +212,7 @@ class LiveModel:
         All processes enter it at once; ``anchors`` and ``buffers_B`` are the main one's. No optimizer knows of it: of
         one that trains at other parameters than it learns, the trained ones come back as they were.
         """
-        borrowed = self._fragments.borrowed()
+        borrowed = self.borrowed.values()
         held = [local_part(parameter) for name, parameter in self.trained.items() if name not in borrowed]
         held += self.buffers.loop_parameters().values()
         before = [tensor.detach().clone() for tensor in held]
@@ -230,7 +228,7 @@ class LiveModel:
             with torch.no_grad(), _unsafe_preserve_version_counter(unseen):
                 for tensor, value in zip(held, before, strict=True):
                     tensor.copy_(value)
-                self._fragments.put_back(borrowed)
+                self.borrowed.put_back(borrowed)
 
     def _hold(self, anchors: Sequence[Tensor] | None, buffers_B: Tensor | None, *, are_shared: bool) -> None:
         reshard(self.bare)
@@ -303,8 +301,7 @@ class WholeFragments:
         trained = {name: parameters[name] for fragment in schema.fragments for name in fragment.names}
         self.undo_guard = UndoGuard(optimizers, trained, self._copies)
         self._places = [small_places(parameters, fragment.names) for fragment in schema.fragments]
-        self._optimizers, self._borrowing = optimizers, frozenset[int]()
-        self._versions: dict[str, int] = {}  # of borrowed parameters, as they were put there
+        self._optimizers, self._borrowed = optimizers, Borrowed(parameters, ())
 
     def read(self, fragment: int) -> Tensor:
         """Copy one."""
@@ -316,9 +313,9 @@ class WholeFragments:
     def write(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one, and the copies of it."""
         self._averages.show()
-        if fragment in self._borrowing:
-            self.check_borrowed()  # before what was changed is let go
-            self.lend(fragment, flat_N)
+        if fragment in self._borrowed:
+            self._borrowed.check()  # before what was changed is let go
+            self._borrowed.lend(fragment, flat_N)
             return
         written = [self._parameters[name] for name in self._fragments[fragment].names]
         with self.undo_guard.writing(written), self._copies.following(written):
@@ -329,46 +326,19 @@ class WholeFragments:
 
     def lend(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one for a moment, of which no optimizer knows."""
-        if fragment in self._borrowing:
-            self.put_back(split_by_name(flat_N, self._fragments[fragment]))
+        if fragment in self._borrowed:
+            self._borrowed.lend(fragment, flat_N)
         else:
             scatter(flat_N, self._fragments[fragment], self._here())
 
-    def borrow(self, fragments: Sequence[int]) -> None:
-        """Have the parameters of fragments that nobody trains here be views of what is written, which nobody changes;
-        those are copied as before that are not float32 on the processor.
-        """
-        each = [(f, [self._parameters[name] for name in self._fragments[f].names]) for f in fragments]
-        self._borrowing = frozenset(f for f, held in each if all(map(can_borrow, held)))
-        untrained = {name for f in fragments for name in self._fragments[f].names}
-        trained = [name for fragment in self._fragments for name in fragment.names if name not in untrained]
-        mine = {name: self._parameters[name] for name in trained}
+    def borrow(self, others: Sequence[Fragment]) -> Borrowed:
+        """Have the parameters of ``others`` borrow what is written, and look at no optimizer's copies of them."""
+        self._borrowed = Borrowed(self._parameters, others)
+        untrained = {name for fragment in others for name in fragment.names}
+        names = (name for fragment in self._fragments for name in fragment.names if name not in untrained)
+        mine = {name: self._parameters[name] for name in names}
         self.undo_guard = UndoGuard(self._optimizers, mine, self._copies)
-
-    def own(self) -> None:
-        """Have memory of their own for what was borrowed."""
-        self.put_back({name: values.clone() for name, values in self.borrowed().items()})
-        self._borrowing, self._versions = frozenset(), {}
-
-    def check_borrowed(self) -> None:
-        """Raise ConfigError where something changed a borrowed parameter in place: it changed the anchor."""
-        for name, version in self._versions.items():
-            if self._parameters[name]._version != version:
-                raise ConfigError(
-                    f"{name} is not trained here, for want of memory, and was changed in place: an optimizer has to "
-                    "leave parameters without a gradient as they are (torch's do); leave memory out, or use such a one"
-                )
-
-    def borrowed(self) -> dict[str, Tensor]:
-        """Return what such parameters are views of now, by name."""
-        names = (name for fragment in self._borrowing for name in self._fragments[fragment].names)
-        return {name: self._parameters[name].data for name in names}
-
-    def put_back(self, borrowed: Mapping[str, Tensor]) -> None:
-        """Have them be views of these."""
-        for name, values in borrowed.items():
-            self._parameters[name].data = values
-            self._versions[name] = self._parameters[name]._version
+        return self._borrowed
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
         """Return the parameters of one where they lie; None of a model that is not in float32, or not on the processor;
@@ -377,7 +347,7 @@ class WholeFragments:
         """
         if self._places[fragment] is not None or self._copies.any or not self.undo_guard.over:
             return None
-        if fragment in self._borrowing:  # what lies there is others' memory, too
+        if fragment in self._borrowed:  # what lies there is others' memory, too
             return None
         self._averages.show()
         here = self._here()
@@ -438,22 +408,6 @@ class ShardedFragments:
         """Overwrite one for a moment, on all processes, which all call it."""
         self._shards.write(flat_N, self._fragments[fragment], self._parameters)
 
-    def own(self) -> None:
-        """Change nothing, as nothing is borrowed."""
-
-    def borrow(self, fragments: Sequence[int]) -> None:
-        """Borrow nothing: each process has memory for its part of every parameter."""
-
-    def check_borrowed(self) -> None:
-        """Check nothing, as nothing is borrowed."""
-
-    def borrowed(self) -> dict[str, Tensor]:
-        """Return nothing, as nothing is borrowed."""
-        return {}
-
-    def put_back(self, borrowed: Mapping[str, Tensor]) -> None:
-        """Put nothing back."""
-
     def in_place(self, fragment: int) -> None:
         """None."""
 
@@ -472,16 +426,6 @@ class ShardedFragments:
         self._averages.show()
         reshard(self._bare)
         self.lend(fragment, flat_N)
-
-
-def can_borrow(parameter: Tensor) -> bool:
-    """Tell whether a parameter can be a view of a fragment's float32 on the processor."""
-    return parameter.dtype == torch.float32 and parameter.device == PROCESSOR and type(parameter) is nn.Parameter
-
-
-def split_by_name(flat_N: Tensor, fragment: Fragment) -> dict[str, Tensor]:
-    """Return views of a fragment, by its parameters' names."""
-    return dict(zip(fragment.names, split(flat_N, fragment), strict=True))
 
 
 def is_in_parts(bare: nn.Module, parameters: Mapping[str, Tensor], by_loop: Iterable[str], team: Team) -> bool:

@@ -10,13 +10,18 @@ Learning with Adaptive Partial Training", 2023, arXiv:2304.06947.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from decentral.errors import ConfigError
+import torch
+from torch import Tensor, nn
 
-__all__ = ["Needs", "choose_part", "find_room"]
+from decentral.errors import ConfigError
+from decentral.parameters import Fragment, split
+from decentral.tensors.device import PROCESSOR
+
+__all__ = ["Borrowed", "Needs", "choose_part", "find_room"]
 
 SPARE = 0.1  # of the memory that is free, for a batch and for others
 
@@ -100,3 +105,55 @@ def find_room(sizes: Sequence[int], free: int, needs: Needs | None = None) -> tu
     is_part = len(part) < len(sizes)
     what = f"trains {len(part)} of {len(sizes)} fragments" if is_part else "has what rounds need in files"
     return "warn", f"{takes}, and {there}: join with --memory {usable / 1e9:.1f}GB, which {what}"
+
+
+# ---- parameters without memory of their own ----
+
+
+class Borrowed:
+    """Parameters that nobody trains here, as views of what is written to them, which nobody changes.
+
+    Of ``fragments`` all of whose parameters are float32 on the processor; those of others are copied as ever.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], fragments: Sequence[Fragment]) -> None:
+        self._parameters, self._versions = parameters, dict[str, int]()
+        named = ((fragment, [parameters[name] for name in fragment.names]) for fragment in fragments)
+        self._fragments = {fragment.index: fragment for fragment, held in named if all(map(_can_borrow, held))}
+
+    def __contains__(self, fragment: int) -> bool:
+        return fragment in self._fragments
+
+    def lend(self, fragment: int, flat_N: Tensor) -> None:
+        """Have the parameters of a fragment be views of ``flat_N``."""
+        found = self._fragments[fragment]
+        self.put_back(dict(zip(found.names, split(flat_N, found), strict=True)))
+
+    def values(self) -> dict[str, Tensor]:
+        """Return what all of them are views of now, by name."""
+        names = (name for fragment in self._fragments.values() for name in fragment.names)
+        return {name: self._parameters[name].data for name in names}
+
+    def put_back(self, values: Mapping[str, Tensor]) -> None:
+        """Have them be views of these."""
+        for name, value in values.items():
+            self._parameters[name].data = value
+            self._versions[name] = self._parameters[name]._version
+
+    def check(self) -> None:
+        """Raise ConfigError where one was changed in place, and so the anchor."""
+        for name, version in self._versions.items():
+            if self._parameters[name]._version != version:
+                raise ConfigError(
+                    f"{name} is not trained here, for want of memory, and was changed in place: an optimizer has to "
+                    "leave parameters without a gradient as they are (torch's do); leave memory out, or use such a one"
+                )
+
+    def own(self) -> None:
+        """Give all of them memory of their own, and borrow no more."""
+        self.put_back({name: value.clone() for name, value in self.values().items()})
+        self._fragments, self._versions = {}, {}
+
+
+def _can_borrow(parameter: Tensor) -> bool:
+    return parameter.dtype == torch.float32 and parameter.device == PROCESSOR and type(parameter) is nn.Parameter
