@@ -160,6 +160,10 @@ class RoundFailed(DecentralError):
     """No commit was reached; every tensor and every debt is as before the round."""
 
 
+class GroupBroken(DecentralError):
+    """The machines that were one replica are so no more; each of them looks for others."""
+
+
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first plain error of a task group: what a person should read. An exit goes before what it broke."""
     inner = next((one for one in group.exceptions if not isinstance(one, Exception)), group.exceptions[0])

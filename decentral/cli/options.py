@@ -69,7 +69,7 @@ HEADINGS = {  # of start and join, most used first
     "Network": ("listen", "relays", "lan", "transport", "max_upload", "max_download", "daily_upload"),
     "This machine": (
         *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute"),
-        *("memory", "max_writes", "max_text", "offload", "on_nan"),
+        *("memory", "share", "max_writes", "max_text", "offload", "on_nan"),
     ),
     "What is shown": ("name", "verbose", "dashboard", "metrics", "as_json"),
 }
@@ -353,6 +353,7 @@ options_of_a_peer = with_options(
     option_of_join("daily_upload", type=Size(), metavar="SIZE", show_default="no limit"),
     option_of_join("max_writes", type=Size(), metavar="SIZE", show_default=True),
     option_of_join("memory", type=Size(), metavar="SIZE", show_default="all of the model"),
+    option_of_join("share", is_flag=True),
     option_of_join("offload", type=click.Path(file_okay=False, path_type=Path), show_default="memory"),
     option_of_join("on_nan", type=click.Choice(["stop", "restart"]), show_default=True),
     click.option("-v", "--verbose", is_flag=True, help="Show the run's terms, too, as its manifest has them."),

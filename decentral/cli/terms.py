@@ -105,6 +105,8 @@ def terms_of(
     if (stages := overrides.get("stages")) is not None:
         steps = preset_manifest(preset, inner=tables.get("inner", {})).inner.steps
         tables["outer"]["layout"] = "stages"
+        if overrides["task"] != "custom" and overrides.get("experts") is None:
+            tables.setdefault("model", {})["tied"] = False  # else its first and last stage are one
         if overrides.get("inner_steps") is None:  # each stage has its turn after as many
             tables.setdefault("inner", {})["steps"] = steps + -steps % int(str(stages))
     if overrides["task"] == "custom" and overrides.get("decay") is None:

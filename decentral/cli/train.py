@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from decentral.cli.group import Stop
@@ -87,7 +88,7 @@ def train_with_swarm(
         stop.gently(steering.leave)
         if options.waits_for_company:
             peer.wait_for_company()
-        _train_until_done(context, peer)
+        _train_until_done(context, peer, shares=options.join.get("share", False))
         stop.gently(None)
         left = steering.left or peer.left
         summary = _summary(context, peer, left=steering.left) if context.is_main else {}
@@ -146,7 +147,7 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
     return summary
 
 
-def _train_until_done(context: TrainingContext, peer: Peer) -> None:
+def _train_until_done(context: TrainingContext, peer: Peer, *, shares: bool) -> None:
     last_round, context.num_steps = peer.round, peer.inner_steps  # more than 0 when a checkpoint was resumed
     identity = Identity.load_or_create(context.out / "identity.key").peer
     recent = RecentLoss(context.manifest.inner.steps)
@@ -154,7 +155,10 @@ def _train_until_done(context: TrainingContext, peer: Peer) -> None:
         context.wait_while_paused()
         if peer.done:
             return
-        recent.add(_inner_step(context, batch))
+        loss = _inner_step(context, batch) if not shares else _inner_step_of_stage(context, batch, peer)
+        if loss is None:  # the replica came apart, or the run is over
+            continue
+        recent.add(loss)
         if context.is_main and context.num_steps % LOG_EVERY == 0:
             peer.log(loss=recent.mean)
         if context.is_main and peer.round != last_round:
@@ -185,23 +189,33 @@ def _inner_step(context: TrainingContext, batch: dict[str, Tensor]) -> Tensor:
         if context.manifest.inner.clip is not None:
             context.accelerator.clip_grad_norm_(context.model.parameters(), context.manifest.inner.clip)
 
+    return _step(context, lambda: context.model(**batch).loss, backward)
+
+
+def _inner_step_of_stage(context: TrainingContext, batch: dict[str, Tensor], peer: Peer) -> Tensor | None:
+    """Make one with the other machines of the replica; None where none could be made."""
+    context.watch.step_begins()
+    model = context.accelerator.unwrap_model(context.model)
+    found = peer.gradients(batch["input_ids"], batch["labels"], model.loss, clip=context.manifest.inner.clip)
+    if found is None:
+        context.model.zero_grad()
+        return None
+    loss = torch.tensor(found, dtype=torch.float32, device="cpu")
+    return _step(context, lambda: loss, lambda loss: None)
+
+
+def _step(context: TrainingContext, loss: Callable[[], Tensor], backward: Callable[[Tensor], object]) -> Tensor:
     def begins() -> None:
         context.num_steps += 1
 
-    loss = inner_step(
-        context.manifest.inner,
-        context.optimizers,
-        lambda: context.model(**batch).loss,
-        backward=backward,
-        begins=begins,
-    )
+    value = inner_step(context.manifest.inner, context.optimizers, loss, backward=backward, begins=begins)
     for scheduler in context.schedulers:
         scheduler.step()
     context.model.zero_grad()
     if context.is_main and context.num_steps % LOG_EVERY == 0:
-        context.loss = loss.item()
+        context.loss = value.item()
         context.metrics.inner(context.num_steps, loss=context.loss, tokens=context.num_steps * context.tokens_per_step)
-    return loss.detach()
+    return value.detach()
 
 
 def _status_alone(context: TrainingContext, halted: bool, *, done: bool) -> Status:

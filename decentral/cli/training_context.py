@@ -28,6 +28,7 @@ from decentral.tasks.trained_model import Bytes
 from decentral.tensors.memory import give_back
 from decentral.training.copies import Averages
 from decentral.training.inner import build_inner, warm_up
+from decentral.training.part import Borrowed
 
 
 @dataclass(slots=True)
@@ -182,6 +183,7 @@ class AnchorJudge:
     ) -> None:
         self._model, self._schema = model, schema
         self._parameters = dict(model.named_parameters())
+        self._borrowed = Borrowed(self._parameters, schema.fragments)  # an anchor is there, and nothing changes it here
         self._held_out, self._context = held_out, context
         self._spent, self._clock = 0.0, clock  # seconds
         self._prompt = words_before(held_out)
@@ -202,7 +204,10 @@ class AnchorJudge:
 
     def _put(self, anchor: Sequence[Tensor]) -> None:
         for fragment, flat_N in zip(self._schema.fragments, anchor, strict=True):
-            scatter(flat_N, fragment, self._parameters)
+            if fragment.index in self._borrowed:
+                self._borrowed.lend(fragment.index, flat_N)
+            else:
+                scatter(flat_N, fragment, self._parameters)
 
     def sample(self, anchor: Sequence[Tensor], seconds: float) -> dict[str, object]:
         """Return what an anchor says after a few held-out words; empty when that would take more than its share of the

@@ -131,6 +131,11 @@ class Model(Table):
     experts_per_token: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description=f"experts that a token goes to; unset: {EXPERTS_PER_TOKEN}", examples=[1]
     )
+    tied: bool | None = Field(
+        default=None,
+        description="head and embedding are one matrix; unset: true; false where stages are to be on several machines",
+        examples=[False],
+    )
     buffers: Literal["average", "first", "own"] | None = Field(
         default=None,
         description="BatchNorm's means and the like: average of contributors, first's, or own; unset: average",

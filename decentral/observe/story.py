@@ -217,6 +217,11 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"memory holds {int(row['stop']) - int(row['first'])} of the run's {int(row['of'])} fragments, from "
         f"{int(row['first'])} on: those are trained here"
     ),
+    "group_formed": lambda row: (
+        f"one replica with {list_names(row['peers'])}: this peer is stage {int(row['stage']) + 1}, of "
+        f"{int(row['micro_batches'])} micro-batches a step"
+    ),
+    "group_over": lambda row: f"the replica of several machines came apart: {row['why']}",
     "restarted": lambda row: f"the live model was put back to the anchor: {row['why']}",
     "synced": lambda row: f"the model came from {_peer_of(row)}",
     "sync_failed": lambda row: f"{_peer_of(row)} could not give its model: {row['why']}",

@@ -144,6 +144,13 @@ class Boundary:
             raise swarm.reason()
         return changed
 
+    def stand_by(self, part: Participation) -> None:
+        """Merge what comes where no inner step can be made; it takes a moment."""
+        try:
+            self.share(part, run_blocking(part.loop.stand_by()))
+        except (LoopEnded, CancelledError):
+            raise part.swarm.reason() from None
+
     def outer_steps(self, part: Participation | None) -> int:
         """Count the outer steps of the anchor; where the peer has several processes, those of the last boundary."""
         if part is None or self._model.team.orders is not None:

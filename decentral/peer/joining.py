@@ -38,6 +38,7 @@ from decentral.optimizers import make_outer
 from decentral.peer.network_setup import run_apart
 from decentral.peer.peer import Peer
 from decentral.peer.settings import JoinOptions, Settings, complete, takes_options
+from decentral.pipeline.stage import segments_of
 from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission, check_token
 from decentral.swarm.directory import Directory
@@ -157,8 +158,10 @@ def settings_of(
     )
     check_processes(manifest, live.team.size, optimizers.parts, evaluates=options["evaluate"] is not None)
     memory = size_of(options["memory"], "memory")
-    if memory is not None and len(choose_part(live.schema.sizes, memory)) < manifest.outer.fragments:
-        check_part(manifest, live, optimizers.parts)
+    if options["share"] or (
+        memory is not None and len(choose_part(live.schema.sizes, memory)) < manifest.outer.fragments
+    ):
+        check_part(manifest, live, optimizers.parts, "share" if options["share"] else "memory")
     check_covers(optimizers.parts, live.trained)
     for one in optimizers.parts:
         make_hookable(one)
@@ -246,21 +249,35 @@ def check_processes(
         )
 
 
-def check_part(manifest: Manifest, live: LiveModel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """ConfigError where a peer that trains some fragments alone would not do what the others take it to do."""
+def check_part(
+    manifest: Manifest, live: LiveModel, optimizers: Sequence[torch.optim.Optimizer], option: str = "memory"
+) -> None:
+    """ConfigError where a peer that trains some fragments alone, for want of memory or as a stage, by the ``option``,
+    would not do what the others take it to do.
+    """
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
     if method.topology != "all" or method.inner or method.draws:
         raise ConfigError(
-            f"join(memory=...): outer.method {manifest.outer.method} needs peers that train all of the model; leave "
-            "memory out, or join a run of diloco or sparseloco"
+            f"join({option}=...): outer.method {manifest.outer.method} needs peers that train all of the model; leave "
+            f"{option} out, or join a run of diloco or sparseloco"
         )
     if INNER_OPTIMIZERS[manifest.inner.optimizer_name].forward_only or any(isinstance(one, SPSA) for one in optimizers):
         raise ConfigError(
-            "join(memory=...): spsa moves every parameter to and fro, and must train all of the model; leave memory out"
+            f"join({option}=...): spsa moves every parameter to and fro, and must train all of the model; leave "
+            f"{option} out"
         )
     if live.team.size > 1 or any(live.averages.swaps(one) for one in optimizers):
         what = f"{live.team.size} processes" if live.team.size > 1 else "an optimizer that trains at averages"
-        raise ConfigError(f"join(memory=...): this peer has {what}, and must train all of the model; leave memory out")
+        raise ConfigError(
+            f"join({option}=...): this peer has {what}, and must train all of the model; leave {option} out"
+        )
+    if option == "share" and (manifest.outer.fragment_layout != "stages" or manifest.outer.fragments < 2):
+        raise ConfigError(
+            "join(share=True): the run's fragments are no stages; found one with decentral init --stages 4, or join "
+            "without share"
+        )
+    if option == "share":
+        segments_of(live.bare, live.schema.fragments)
 
 
 # ---- the terms of a run ----

@@ -26,6 +26,7 @@ from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.saved import LOOK_EVERY, WriteBehind, WriteBudget
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
+from decentral.pipeline.group import GroupSide
 from decentral.preferences.preferences import Duty, Preferences
 from decentral.redundancy.recovery import RedundancyService
 from decentral.swarm.directory import invite_line
@@ -71,6 +72,7 @@ class Participation:
         self.writes = WriteBudget(settings.max_writes, lambda: self.store.frames.written)
         self.giving = Giving(self.reporter.counters, settings.options["tokens_per_step"], self._sent)
         self.redundancy: RedundancyService | None = None  # where the terms ask for it
+        self.sharing: GroupSide | None = None  # where this peer is to be a stage of a replica
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._is_closed = False
 

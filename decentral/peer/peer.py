@@ -38,9 +38,11 @@ from decentral.peer.participation import (
     warn_of_no_checkpoint,
 )
 from decentral.peer.settings import Settings
+from decentral.peer.sharing import SharedReplica
 from decentral.peer.shown import Announcer, shown
 from decentral.peer.startup import Startup
 from decentral.peer.status import NewestStatus
+from decentral.pipeline.stage import Stage, segments_of
 from decentral.preferences.preferences import Preferences
 from decentral.swarm.invite import load_token
 from decentral.swarm.lan import Lan
@@ -71,6 +73,7 @@ class Peer:
         self._boundary = Boundary(settings, self._control)
         self._hooks = StepHooks(self, settings, self._boundary, self._control, self._limits)
         self._status = NewestStatus(settings, self._announce, self._control, self._boundary)
+        self._shared = SharedReplica(settings, self._boundary, self._control) if settings.options["share"] else None
         self._part: Participation | None = None  # on the main process, inside the block
 
     @property
@@ -265,6 +268,36 @@ class Peer:
         """Where this peer stands among the members, as of the last step boundary: what ``shard`` goes by."""
         return self._boundary.word.place
 
+    def gradients(
+        self, inputs: Tensor, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor], clip: float | None = None
+    ) -> float | None:
+        """Make the gradients of one inner step, forward and back, in place of the loop's own ``backward``; step then.
+
+        Where this peer shares a replica (``join(share=True)``) all machines of it make them together, each those of
+        its own stage; else this one makes all. Returns the loss. None: no gradients could be made, as a machine of the
+        replica has gone, or the run is over: make no step then, and look at ``done``.
+
+            loss = peer.gradients(inputs, targets, torch.nn.functional.cross_entropy, clip=1.0)
+            if loss is not None:
+                optimizer.step()
+            optimizer.zero_grad()
+
+        Args:
+            inputs: the batch, samples first; of a replica of several machines that of its first stage is trained on,
+                and all give one of the same shape.
+            targets: what the loss is measured by, samples first.
+            loss: of outputs and targets, a mean over samples.
+            clip: largest norm of all gradients together; None: as they are.
+
+        Raises ConfigError for a model that does not say in which segments it runs, or a batch of another shape.
+        """
+        self._check_entered("gradients")
+        if self._shared is None or self._part is None:
+            segments = segments_of(self._model.bare, self._model.schema.fragments)
+            whole = Stage([one for fragment in segments for one in fragment], 0, 1)
+            return whole.step(None, [inputs], [targets], loss, clip)
+        return self._shared.gradients(self._part, inputs, targets, loss, clip)
+
     def log(self, **metrics: float | Tensor) -> None:
         """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``.
 
@@ -398,6 +431,8 @@ class Peer:
         with self._entered:
             self._entered.callback(self._model.train_all)
             self._entered.callback(self._model.averages.stay)
+            if self._shared is not None:
+                self._shared.close(self._part)
             was_cut = self._hooks.stage == "at_boundary" and self._control.was_cut
             save = end_as_one(self._model, kind, "between" if was_cut else self._hooks.stage)
             if self._part is not None:

@@ -359,6 +359,15 @@ class PeerOptions(TypedDict, total=False):
             unit="bytes, or a string as 6GB",
         ),
     ]
+    share: Annotated[
+        bool,
+        Option(
+            False,
+            "Be one replica together with one to three other machines that share, none of which needs memory for the "
+            "whole model: each trains a stage, by ``peer.gradients``. It waits for others as long as it takes.",
+            "For a run whose terms have layout = stages; docs/weak-machines.md says more.",
+        ),
+    ]
     evaluate: Annotated[
         "Callable[[], float | Tensor] | None",
         Option(

@@ -33,6 +33,7 @@ from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, PeerLimits, save_now
 from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recover_state, redundancy_of
 from decentral.peer.status import StallWatch
+from decentral.pipeline.group import GroupSide
 from decentral.quantities import time_left
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
@@ -232,6 +233,7 @@ class Startup:
             if (name := self._settings.options["name"]) is not None:
                 node.directory.own.call(name)
             part.redundancy = redundancy_of(node)
+            part.sharing = GroupSide(node) if self._settings.options["share"] else None
             self._take_up(start, node)
             return node
 
@@ -244,6 +246,8 @@ class Startup:
                 group.start_soon(part.network.watch.run, transport)
                 if part.redundancy is not None:
                     group.start_soon(part.redundancy.run)
+                if part.sharing is not None:
+                    group.start_soon(part.sharing.run)
                 if lan is not None:
                     group.start_soon(lan.run, directory)
                 if resumed:
@@ -322,12 +326,15 @@ class Startup:
     def _use_files_if_short(self) -> None:
         """Have what rounds need in files, where the memory that this peer may take does not hold it."""
         memory = self._settings.memory
-        if memory is not None and memory < Needs().in_memory(self._model.schema.sizes):
+        shares = self._settings.options["share"]  # what it trains is not known yet, and needs no more than that
+        if shares or (memory is not None and memory < Needs().in_memory(self._model.schema.sizes)):
             offload_to(Path(self._settings.options["offload"] or self._settings.out))
 
     def _choose_part(self, before: Sequence[int] | None) -> range | None:
         """Return the fragments that fit this machine, and train no others; those of ``before`` where as many fit."""
         memory, swarm = self._settings.memory, self._part.swarm
+        if self._settings.options["share"]:
+            return self._train_only(range(0))
         if memory is None:
             return None
         sizes, peer = self._model.schema.sizes, self._part.identity.peer
@@ -336,18 +343,22 @@ class Startup:
             part = range(*before) if Needs().in_files(sizes, range(*before)) <= memory else part
         if len(part) == len(sizes):
             return None
-        self._model.train_only(part)
-        for optimizer in self._settings.optimizers.parts:  # a checkpoint may have brought moments of all
-            for parameter in self._model.untrained:
-                optimizer.state.pop(parameter, None)
-        self._part.reporter.part = part
-        swarm.call(_tell_part, swarm.node, part)
+        self._train_only(part)
         logging.getLogger("decentral").warning(
             "memory holds %d of the run's %d fragments, from %d on: those are trained here, the others come in as "
             "they are",
             len(part), len(sizes), part.start, extra={"plain": True},
         )  # fmt: skip
         self._part.announce("trains_part", {"first": part.start, "stop": part.stop, "of": len(sizes)})
+        return part
+
+    def _train_only(self, part: range) -> range:
+        self._model.train_only(part)
+        for optimizer in self._settings.optimizers.parts:  # a checkpoint may have brought moments of all
+            for parameter in self._model.untrained:
+                optimizer.state.pop(parameter, None)
+        self._part.reporter.part = part
+        self._part.swarm.call(tell_part, self._part.swarm.node, part)
         return part
 
     def _make_schedule(self, head: Head) -> SyncSchedule:
@@ -386,6 +397,7 @@ class Startup:
                 # Steps of pairs are in no journal: after a kill a replica would be as old as its checkpoint.
                 may_save=part.writes.may_save if self._manifest.exchange.kind != "pair" else lambda: True,
                 looks=part.looks,
+                is_stage=given["share"],
             )
         )
 
@@ -435,7 +447,7 @@ async def _parts_of_others(node: Node) -> list[range]:
     return [part for peer, part in node.directory.parts().items() if peer in node.driver.head.members]
 
 
-async def _tell_part(node: Node, part: range) -> None:
+async def tell_part(node: Node, part: range) -> None:
     """Have others know that this peer trains no more than that."""
     node.directory.own.train(part)
 

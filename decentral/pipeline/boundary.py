@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from decentral.errors import ConfigError
 
 __all__ = [
+    "ROUNDINGS",
     "BFloat16",
     "Exact",
     "Int8",
@@ -139,6 +140,9 @@ _TINY = torch.finfo(torch.float32).tiny
 def _next_up(scale: Tensor) -> Tensor:
     """Return the next bfloat16 above positive ones."""
     return (scale.view(torch.int16) + 1).view(torch.bfloat16)
+
+
+ROUNDINGS: tuple[Rounding, ...] = (Exact(), BFloat16(), Int8())  # by their numbers on the wire
 
 
 class _Crossing(torch.autograd.Function):

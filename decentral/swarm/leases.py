@@ -304,8 +304,9 @@ class OwnLease:
             self._news.set()
 
     def train(self, part: range | None) -> None:
-        """Say which fragments this peer trains; None: all of them."""
-        self._fields |= {"first": 0, "stop": 0} if part is None else {"first": part.start, "stop": part.stop}
+        """Say which fragments this peer trains; None: all of them, an empty range: none yet, as `Lease` has it."""
+        first, stop = (0, 0) if part is None else (part.start, part.stop) if part else (1, 1)
+        self._fields |= {"first": first, "stop": stop}
         self._news.set()
 
     def call(self, name: str) -> None:

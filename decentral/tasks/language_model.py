@@ -87,16 +87,32 @@ class LanguageModel(nn.Module):
         """Foretell from ``input_ids`` (B, T) each next token; ``labels``: the same, for a loss."""
         hidden_BTD, routed = self.model(input_ids)
         logits_BTV = self.lm_head(hidden_BTD)
-        loss = None if labels is None else _next_token_loss(logits_BTV, labels)
+        loss = None if labels is None else self.loss(logits_BTV, labels)
         if not routed:
             return Output(loss, logits_BTV)
         uneven = balance(routed, self.config.num_experts_per_tok)
         return Output(None if loss is None else loss + BALANCE_WEIGHT * uneven, logits_BTV, uneven, tuple(routed))
 
+    @staticmethod
+    def loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+        """Return nats per token of ``labels_BT``, the tokens that ``logits_BTV`` were made from."""
+        next_BT = pad(labels_BT, (0, 1), value=_UNSEEN)[:, 1:]  # the last token has none
+        return cross_entropy(logits_BTV.float().flatten(0, 1), next_BT.flatten(), ignore_index=_UNSEEN)
 
-def _next_token_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    next_BT = pad(labels_BT, (0, 1), value=_UNSEEN)[:, 1:]  # the last token has none
-    return cross_entropy(logits_BTV.float().flatten(0, 1), next_BT.flatten(), ignore_index=_UNSEEN)
+    def segments(self) -> list[tuple[Callable[[Tensor], Tensor], tuple[nn.Module, ...]]]:
+        """Return the model in pieces that run one after the other, each with its modules: a machine may train some.
+
+        ConfigError for a mixture, whose blocks share one balance.
+        """
+        if self.config.model_type != LLAMA:
+            raise ConfigError("a mixture balances the experts of all its blocks together: it cannot be cut into stages")
+        blocks = [(self.model.run(block), (block,)) for block in self.model.layers]
+        head = (self.model.norm, self.lm_head)
+        return [
+            (self.model.embed_tokens, (self.model.embed_tokens,)),
+            *blocks,
+            (lambda hidden_BTD: self.lm_head(self.model.norm(hidden_BTD)), head),
+        ]
 
 
 class _Decoder(nn.Module):
@@ -121,6 +137,10 @@ class _Decoder(nn.Module):
             hidden_BTD, logits_NE = block(hidden_BTD, turn)
             routed += [] if logits_NE is None else [logits_NE]
         return self.norm(hidden_BTD), routed
+
+    def run(self, block: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Return one of its blocks as a function of hidden states alone."""
+        return lambda hidden_BTD: block(hidden_BTD, self._turn(hidden_BTD))[0]
 
     @torch.no_grad()
     def _turn(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor]:

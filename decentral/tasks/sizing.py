@@ -64,6 +64,7 @@ class LanguageModelConfig:
             context=terms.context,
             experts=terms.experts,
             experts_per_token=terms.experts_of_a_token,
+            tie_embeddings=terms.tied is not False,
         )
 
     @property

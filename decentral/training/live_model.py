@@ -130,7 +130,11 @@ class LiveModel:
         own where they can lie there: float32, on the processor. No gradient of theirs is made any more, so that an
         optimizer keeps no moments of them.
         """
+        mine = [fragment for fragment in self.schema.fragments if fragment.index in part]
         others = [fragment for fragment in self.schema.fragments if fragment.index not in part]
+        self.borrowed.own(mine)
+        for name in self._untrained:
+            self._parameters[name].requires_grad_(True)
         self._untrained = [name for fragment in others for name in fragment.names]
         for name in self._untrained:
             self._parameters[name].requires_grad_(False)
@@ -147,7 +151,7 @@ class LiveModel:
 
     def train_all(self) -> None:
         """Leave a model that owns all of its parameters, and trains them, to whoever goes on with it."""
-        self.borrowed.own()
+        self.borrowed.own(self.schema.fragments)
         for parameter in self.untrained:
             parameter.requires_grad_(True)
         self._untrained = []

@@ -173,6 +173,7 @@ class LoopParts:
     save: Callable[[SyncSchedule], bool]  # begin to write a checkpoint; False when this is no moment for one
     may_save: Callable[[], bool] = lambda: True  # as far as the disk's people allow it
     looks: CommitLooks | None = None
+    is_stage: bool = False  # of a replica of several machines
 
     def give_up_look(self) -> None:
         """Forget a look that was begun: the live model was changed by other than own steps."""
@@ -345,6 +346,20 @@ class OuterLoop:
         self._parts.schedule.seen = head.hash
         return self._merger.end_at_replica()
 
+    async def stand_by(self) -> set[int]:
+        """Merge what came where no inner step can be made; wait a moment for it. Return the fragments written."""
+        changed = await self._merger.merge_waiting(LOOK_EVERY, looks=False)
+        return changed | await self.end_if_over()
+
+    async def train_part(self, part: range) -> set[int]:
+        """Train these fragments alone from now on, beginning at the anchor; return the fragments written. None: a
+        commit comes in just now, or what this peer offered waits for one, so that it is to be asked again.
+        """
+        self._parts.schedule.part = part
+        written = await self._merger.start_over(self._parts.all_fragments, forget=[])
+        self._parts.schedule.absences.clear()
+        return written
+
     async def settle(self) -> bool:
         """Before the last checkpoint, after an end at any moment, bring live model and chain in step: no step follows.
 
@@ -422,8 +437,8 @@ class _Rounds:
     async def _pass_turn(self) -> set[int]:
         """Let others make a round of a fragment that this peer does not train, and make no more steps than they do."""
         changed, seen, timing = set[int](), self._schedule.seen, self._timing
-        if timing.since < (timing.paced or timing.interval) + timing.overlap:
-            return changed
+        if self._parts.is_stage or timing.since < (timing.paced or timing.interval) + timing.overlap:
+            return changed  # of a stage the others go on no further than all do
         until = self._parts.clock() + self._patience()
         self._parts.events.waits(True)
         while self._schedule.seen == seen and not self._is_ours and self._parts.clock() < until:

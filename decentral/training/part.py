@@ -149,10 +149,13 @@ class Borrowed:
                     "leave parameters without a gradient as they are (torch's do); leave memory out, or use such a one"
                 )
 
-    def own(self) -> None:
-        """Give all of them memory of their own, and borrow no more."""
-        self.put_back({name: value.clone() for name, value in self.values().items()})
-        self._fragments, self._versions = {}, {}
+    def own(self, fragments: Iterable[Fragment]) -> None:
+        """Give the parameters of these memory of their own, and borrow them no more."""
+        for fragment in fragments:
+            if self._fragments.pop(fragment.index, None) is not None:
+                for name in fragment.names:
+                    self._parameters[name].data = self._parameters[name].data.clone()
+                    self._versions.pop(name, None)
 
 
 def _can_borrow(parameter: Tensor) -> bool:

@@ -505,7 +505,7 @@ class Lease:
     uplink: U64  # bit/s, measured; 0: not yet
     version: Annotated[str, Text(32)]  # of the library
     first: U16 = 0  # fragments that it trains, from this one to the one before ``stop``
-    stop: U16 = 0  # 0: it trains all
+    stop: U16 = 0  # 0: it trains all; ``first``: it trains none yet, and looks for others to share a replica with
     signature: Signature = bytes(SIGNATURE_NBYTES)
 
     @property
@@ -515,7 +515,7 @@ class Lease:
 
     def check(self) -> str | None:
         """The rule across fields that this lease breaks."""
-        if (self.stop and self.first >= self.stop) or (self.first and not self.stop):
+        if self.first > self.stop:
             return f"it trains fragments {self.first} to {self.stop}, which are none"
         return None if verify(self.peer, self.signature, _signed_text(self)) else "not signed by the peer it names"
 

@@ -17,6 +17,7 @@ from tests.corpus.bodies import bodies
 from tests.corpus.controls import controls
 from tests.corpus.documents import documents
 from tests.corpus.frames import frames
+from tests.corpus.groups import groups
 from tests.corpus.packed import packed
 from tests.corpus.streams import streams
 from tests.kit.builders import ACCEPTED, Entry
@@ -39,7 +40,7 @@ SKIPPED = {
 
 def entries() -> list[Entry]:
     """Every file, its target and its words."""
-    makers = (frames, streams, bodies, packed, controls, documents)
+    makers = (frames, streams, bodies, packed, controls, groups, documents)
     return [entry for maker in makers for entry in maker()]
 
 

@@ -33,6 +33,7 @@ from decentral.errors import ConfigError, DiskError, InviteError, PayloadError, 
 from decentral.manifest import parse_manifest
 from decentral.manifest.presets import check_methods
 from decentral.parameters import Fragment, ParameterSpec, Schema
+from decentral.pipeline.lines import Forms, StageInbox
 from decentral.redundancy import pieces
 from decentral.redundancy.pieces import Label
 from decentral.replica.codec import Codec, Shapes, numel
@@ -70,6 +71,7 @@ from decentral.transport.protocols.messages import (
 from decentral.wire import messages
 from decentral.wire.codecs import from_bytes, to_bytes
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
+from decentral.wire.groups import Body, BodyKind, GroupRecord, Offered, Sealed
 from decentral.wire.keys import SIGNATURE_NBYTES, Signer, is_sound
 from decentral.wire.pieces import read_piece, read_want
 
@@ -204,6 +206,30 @@ def _want(data: bytes) -> object:
     assert want.to_bytes() == data
     assert len(want.of(bytes(200))) <= 200
     return want
+
+
+def _group(make: type, data: bytes) -> object:
+    """A message of machines that form a group."""
+    found = from_bytes(make, data)
+    assert to_bytes(found) == data
+    return found
+
+
+def _stage_body(data: bytes) -> object:
+    """What comes to the middle stage of three, from the one before it: it is held, or refused, and as long as known."""
+    record = GroupRecord(RUN, 7, tuple((peer, place, place + 1) for place, peer in enumerate(PEERS)), 2, 2)
+    states, targets = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
+    forms = Forms.of(record, states, states, targets, dict.fromkeys(PEERS, 4))
+    held = StageInbox(record, PEERS[1], forms)
+    body = Body.read(data)
+    assert body.to_bytes() == data
+    held.put(PEERS[0], body)
+    if body.kind is BodyKind.STATES:
+        assert forms.comes is not None
+        read = forms.comes.read(body.values)
+        assert read.shape == states.shape
+        assert torch.isfinite(read).all()
+    return body
 
 
 def _sealed_frame(data: bytes) -> object:
@@ -509,6 +535,10 @@ def _targets() -> list[Target]:
         Target("frame", _frame),
         Target("piece", _piece),
         Target("want", _want),
+        Target("group offered", partial(_group, Offered)),
+        Target("group record", partial(_group, GroupRecord)),
+        Target("group sealed", partial(_group, Sealed)),
+        Target("stage body", _stage_body),
         Target("sealed frame", _sealed_frame),
         Target("any frame", _any_frame),
         *(Target(f"frame {spelling}", partial(take_frame, spelling), guided=False) for spelling in every),

@@ -1,0 +1,363 @@
+"""How machines that are too small for a model each become one replica of it: they find each other, and agree.
+
+Who looks for others says so by its lease: it trains no fragment. Of those that look, the one with the lowest id
+proposes: it asks each what it has, cuts the model (`decentral.pipeline.cut`), collects a signature of each member, and
+hands all of them the sealed record. Machines of one local network come first. A record that is not sealed is nothing;
+one that is sealed names each member, and each of them began with it or tells the others that it did not.
+
+A group is no part of the run: its members hold leases, vote and offer as any other peer, each for its own fragments. A
+replica of several machines so counts once in every fragment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
+
+import anyio
+
+from decentral.errors import DecentralError, PayloadError, TransportError
+from decentral.node.node import Node
+from decentral.pipeline.cut import MOST_STAGES, Cut, Machine, cut_for
+from decentral.pipeline.lines import Boundaries, StageInbox
+from decentral.pipeline.turns import busy_share
+from decentral.transport import Transport
+from decentral.transport.requests import request, serve_requests
+from decentral.wire.codecs import from_bytes, to_bytes
+from decentral.wire.groups import GroupRecord, Offered, Sealed, sign_group
+from decentral.wire.keys import SIGNATURE_NBYTES, Digest, PeerId, Signer, peer_name
+
+__all__ = ["GROUP", "Formation", "GroupSide", "Seeker", "Wanted"]
+
+GROUP = "/decentral/group/1"
+
+GATHER = 3.0  # s for which nobody new came, before a group is proposed: machines of one home start within seconds
+LOOK_EVERY = 0.5  # s
+TIMEOUT = 10.0  # s for an answer
+NEAR = 0.01  # s, there and back: of machines in one home
+AVOIDED = 120.0  # s for which who did not do its part is in no group with this peer
+PLEDGED = 30.0  # s for which a member that signed waits for the seal
+_ASK, _PLEDGE, _SEAL = b"\0", b"\1", b"\2"
+_LIMIT = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Seeker:
+    """A peer that looks for others, as seen from here."""
+
+    peer: PeerId
+    homes: frozenset[str]  # local networks that its addresses are in
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The model that a group is wanted for, as every member of the run sees it, and what this machine has for it."""
+
+    mine: Machine
+    work: Sequence[int]  # parameters that a token is multiplied with, of each fragment
+    needs: Callable[[range], int]  # bytes of memory that training a part takes
+    nbytes: float  # of a token that cross a boundary one way, as float32
+    micro_batches: Callable[[int], int]  # of a step, by the number of stages
+
+
+class Finder(Protocol):
+    """The swarm around a peer that looks for others."""
+
+    def seekers(self) -> Sequence[Seeker]:
+        """Return who looks for others now, this peer included, in the order of the ids."""
+        ...
+
+
+class Formation:
+    """The part of one peer in the forming of groups. Made before its transport is entered, as it serves."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        signer: Signer,
+        run: Digest,
+        finder: Finder,
+        *,
+        on_pledge: Callable[[GroupRecord | None], None],
+        on_begin: Callable[[GroupRecord], None],
+    ) -> None:
+        """``on_pledge`` is told what this peer signed, ``on_begin`` of a group that it is in from now on."""
+        self._transport, self._signer, self._run, self._finder = transport, signer, run, finder
+        self._on_pledge, self._on_begin = on_pledge, on_begin
+        self._wanted: Wanted | None = None  # None: this peer looks for nobody
+        self._pledge: GroupRecord | None = None
+        self._pledged_until = 0.0
+        serve_requests(transport, GROUP, self._answer, limit=_LIMIT)
+
+    async def look(self, wanted: Wanted | None) -> None:
+        """Look for others from now on; None: no more."""
+        self._wanted, self._pledge = wanted, None
+
+    async def run(self) -> None:
+        """Propose groups while this peer looks for others, until cancelled."""
+        known, since = tuple[PeerId, ...](), anyio.current_time()
+        while True:
+            await anyio.sleep(LOOK_EVERY)
+            seekers, now = tuple(self._finder.seekers()), anyio.current_time()
+            peers = tuple(seeker.peer for seeker in seekers)
+            if peers != known:
+                known, since = peers, now
+            is_mine = bool(peers) and peers[0] == self._transport.peer
+            if self._wanted is None or self._is_pledged(now) or not is_mine or now < since + GATHER:
+                continue
+            if len(peers) > 1 and not await self._propose(self._wanted, seekers):
+                since = anyio.current_time()  # somebody is slow, or has left: look anew
+
+    # ---- the one that proposes ----
+
+    async def _propose(self, wanted: Wanted, seekers: Sequence[Seeker]) -> bool:
+        """Form a group of those that look; tell whether it came to one."""
+        machines = await self._ask_all(wanted, seekers)
+        chosen, cut = choose(machines, wanted)
+        if cut is None:
+            return False
+        record = self._describe(chosen, machines, cut, wanted)
+        signatures = await self._collect(record)
+        if len(signatures) < len(record.members) or self._wanted is None:
+            self._on_pledge(None)
+            return False
+        sealed = Sealed(record, tuple(signatures[peer] for peer in record.members))
+        await self._hand_out(sealed)
+        self._begin(record)
+        return True
+
+    async def _ask_all(self, wanted: Wanted, seekers: Sequence[Seeker]) -> dict[PeerId, Machine]:
+        """Return what each has, this peer first, then by nearness to it."""
+        me = self._transport.peer
+        homes = {seeker.peer: seeker.homes for seeker in seekers}
+        found = {me: replace(wanted.mine, home=homes[me])}
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                offered = from_bytes(Offered, await self._request(peer, _ASK))
+                uplink = float(offered.uplink) if offered.uplink else None
+                found[peer] = Machine(offered.memory, float(offered.speed), uplink, homes[peer])
+            except (TransportError, PayloadError):
+                return
+
+        async with anyio.create_task_group() as group:
+            for seeker in seekers:
+                if seeker.peer != me:
+                    group.start_soon(ask, seeker.peer)
+        near = sorted(found, key=lambda peer: (peer != me, not homes[peer] & homes[me], peer))
+        return {peer: found[peer] for peer in near}
+
+    def _describe(
+        self, chosen: Sequence[PeerId], machines: Mapping[PeerId, Machine], cut: Cut, wanted: Wanted
+    ) -> GroupRecord:
+        order = [chosen[place] for place in cut.machines]
+        stages = tuple((peer, part.start, part.stop) for peer, part in zip(order, cut.parts, strict=True))
+        rounding = choose_rounding([machines[peer] for peer in order], cut, wanted)
+        micro_batches = wanted.micro_batches(len(stages))
+        return GroupRecord(self._run, secrets.randbits(63), stages, micro_batches, rounding)
+
+    async def _collect(self, record: GroupRecord) -> dict[PeerId, bytes]:
+        self._take_pledge(record)
+        signatures = {self._transport.peer: sign_group(record, self._signer)}
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                signatures[peer] = await self._request(peer, _PLEDGE + to_bytes(record))
+            except (TransportError, PayloadError):
+                return
+
+        async with anyio.create_task_group() as group:
+            for peer in record.members:
+                if peer != self._transport.peer:
+                    group.start_soon(ask, peer)
+        return signatures
+
+    async def _hand_out(self, sealed: Sealed) -> None:
+        data = _SEAL + to_bytes(sealed)  # PayloadError where a signature is none
+
+        async def hand(peer: PeerId) -> None:
+            try:
+                await self._request(peer, data)
+            except DecentralError:
+                return  # it is not ready then, and the others find out
+
+        async with anyio.create_task_group() as group:
+            for peer in sealed.record.members:
+                if peer != self._transport.peer:
+                    group.start_soon(hand, peer)
+
+    async def _request(self, peer: PeerId, body: bytes) -> bytes:
+        return await request(self._transport, peer, GROUP, body, limit=SIGNATURE_NBYTES, timeout=TIMEOUT)
+
+    # ---- those that are asked ----
+
+    async def _answer(self, peer: PeerId, data: bytes) -> bytes:
+        """Answer a peer that proposes. PayloadError."""
+        kind, body, wanted = data[:1], data[1:], self._wanted
+        if wanted is None or peer not in {seeker.peer for seeker in self._finder.seekers()}:
+            raise PayloadError("one of the two looks for no others; drop it")
+        if kind == _ASK and not body:
+            mine = wanted.mine
+            return to_bytes(Offered(mine.memory, max(1, int(mine.speed)), int(mine.uplink or 0)))
+        if kind == _PLEDGE:
+            record = from_bytes(GroupRecord, body)
+            self._check(record, peer, wanted)
+            self._take_pledge(record)
+            return sign_group(record, self._signer)
+        if kind == _SEAL:
+            sealed = from_bytes(Sealed, body)
+            if sealed.record != self._pledge:
+                raise PayloadError(f"{peer_name(peer)} sealed a group that this peer has not signed last; drop it")
+            self._begin(sealed.record)
+            return b""
+        raise PayloadError(f"{peer_name(peer)} asks for something else than a group; drop it")
+
+    def _check(self, record: GroupRecord, peer: PeerId, wanted: Wanted) -> None:
+        """Raise PayloadError for a group that this peer does not enter."""
+        me, here = self._transport.peer, {seeker.peer for seeker in self._finder.seekers()}
+        if self._is_pledged(anyio.current_time()):
+            raise PayloadError("this peer has signed for another group just now; ask again later")
+        if record.run != self._run or record.fragments != len(wanted.work) or me not in record.members:
+            raise PayloadError("a group of another run, or without this peer; drop it")
+        if peer not in record.members or not here.issuperset(record.members):
+            raise PayloadError("a group of peers that do not look for one; drop it")
+        if wanted.needs(record.part_of(me)) > wanted.mine.memory:
+            raise PayloadError("a part that this machine has no memory for; cut it anew")
+        if record.micro_batches != wanted.micro_batches(len(record.stages)):
+            raise PayloadError(f"{record.micro_batches} micro-batches do not make up a batch of the run; drop it")
+
+    def _take_pledge(self, record: GroupRecord) -> None:
+        self._pledge, self._pledged_until = record, anyio.current_time() + PLEDGED
+        self._on_pledge(record)
+
+    def _is_pledged(self, now: float) -> bool:
+        return self._pledge is not None and now < self._pledged_until
+
+    def _begin(self, record: GroupRecord) -> None:
+        self._wanted, self._pledge = None, None
+        self._on_begin(record)
+
+
+# ---- who, and how ----
+
+
+def choose(machines: Mapping[PeerId, Machine], wanted: Wanted) -> tuple[tuple[PeerId, ...], Cut | None]:
+    """Return the first two, three or four of the machines, whichever make most tokens a second, and the cut for them.
+
+    None where the memory of none of these holds the model.
+    """
+    found = []
+    for count in range(2, min(MOST_STAGES, len(machines)) + 1):
+        chosen = tuple(machines)[:count]
+        # What is not known yet is how exactly states will cross; half of their bytes is what they take at most.
+        cut = cut_for([machines[peer] for peer in chosen], wanted.work, wanted.needs, wanted.nbytes / 2)
+        if cut is not None:
+            found.append((busy_share(count, wanted.micro_batches(count)) / cut.seconds, chosen, cut))
+    if not found:
+        return (), None
+    _, chosen, cut = max(found, key=lambda one: one[0])
+    return chosen, cut
+
+
+def choose_rounding(stages: Sequence[Machine], cut: Cut, wanted: Wanted) -> int:
+    """Return the number of the rounding: as exact as lines carry without being the slowest, or the shortest."""
+    compute = max(
+        sum(wanted.work[part.start : part.stop]) / stage.speed for stage, part in zip(stages, cut.parts, strict=True)
+    )
+    if all(one.home & other.home for one, other in pairwise(stages)):
+        return 0
+    slowest = max((2 * wanted.nbytes / stage.uplink for stage in stages if stage.uplink), default=0.0)
+    return next((number for number, share in enumerate((1.0, 0.5)) if slowest * share <= compute), 2)
+
+
+# ---- one peer's side ----
+#
+# It looks for others or is in a group. The swarm's loop runs it, the training thread asks it.
+
+
+class GroupSide:
+    """The forming of groups and the lines of one, of a peer that shares. Made before its transport is entered."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._formed = node, threading.Event()
+        self.record: GroupRecord | None = None  # the group that this peer is in, or is to enter
+        self.boundaries = Boundaries(node.transport, gives_up=node.manifest.swarm.lease)
+        self.formation = Formation(
+            node.transport,
+            node.signer,
+            node.manifest.digest,
+            self,
+            on_pledge=self.boundaries.expect,
+            on_begin=self._begin,
+        )
+        self._near: frozenset[PeerId] = frozenset()
+        self._avoided: dict[PeerId, float] = {}  # until when
+
+    def seekers(self) -> Sequence[Seeker]:
+        """Return who looks for others now, this peer included, in the order of the ids."""
+        directory, me = self._node.directory, self._node.driver.state.me
+        found = [
+            Seeker(peer, frozenset({"here"}) if peer == me or peer in self._near else frozenset({peer_name(peer)}))
+            for peer, part in directory.parts().items()
+            if not part and (peer == me or (directory.has_answered(peer) and not self._is_avoided(peer)))
+        ]
+        return sorted(found, key=lambda seeker: seeker.peer)
+
+    async def run(self) -> None:
+        """Form groups while this peer looks for others, and know who is near, until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.formation.run)
+            while True:
+                self._near = await self._find_near()
+                await anyio.sleep(2.0)
+
+    async def _find_near(self) -> frozenset[PeerId]:
+        """Return the peers that are reached at an address of a local network, and answer at once."""
+        seconds, paths = self._node.directory.answer_seconds, await self._node.transport.paths()
+        local = {peer for peer, ends in paths.items() if ends and _is_local(ends[0])}
+        return frozenset(peer for peer in local if seconds.get(peer, 1.0) < NEAR)
+
+    def _begin(self, record: GroupRecord) -> None:
+        self.record = record
+        self._formed.set()
+
+    # ---- asked by the training thread ----
+
+    def wait(self, seconds: float) -> GroupRecord | None:
+        """Wait for a group; None where none came in time."""
+        return self.record if self._formed.wait(seconds) else None
+
+    def forget(self) -> None:
+        """Be in no group any more."""
+        self.record = None
+        self._formed.clear()
+
+    async def avoid(self, peer: PeerId) -> None:
+        """Be in no group with a peer for a while: it did not do its part."""
+        self._avoided[peer] = anyio.current_time() + AVOIDED
+
+    def _is_avoided(self, peer: PeerId) -> bool:
+        return anyio.current_time() < self._avoided.get(peer, 0.0)
+
+    async def watch(self, inbox: StageInbox) -> None:
+        """End a group when the lease of a member does, until it is no more."""
+        me, directory = self._node.driver.state.me, self._node.directory
+        while not inbox.why:
+            for peer in inbox.record.members:
+                if peer != me and peer not in directory.live():
+                    inbox.end(f"{peer_name(peer)} is gone")
+            await anyio.sleep(LOOK_EVERY)
+
+
+def _is_local(address: str) -> bool:
+    """Tell whether a multiaddr is of a local network, and of no relay."""
+    words = address.split("/")
+    try:
+        return "p2p-circuit" not in words and ipaddress.ip_address(words[2]).is_private
+    except (ValueError, IndexError):
+        return False

@@ -1,0 +1,196 @@
+"""Peers that are one replica together: stages of a model, in a run with whole peers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from decentral.errors import ConfigError
+from decentral.manifest import Manifest
+from decentral.peer.peer import Peer
+from decentral.pipeline.stage import Segment, Stage
+from decentral.pipeline.turns import count_micro_batches
+from decentral.tensors.memory import offload_to
+from decentral.training.part import Needs
+from tests.kit.patience import until
+from tests.kit.problems import joined, run_together
+from tests.kit.trainees import terms
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + torch.tanh(self.inner(inputs))
+
+
+class Machine:
+    """A model of three stages, its optimizer, and the data of one replica: its machines draw alike."""
+
+    def __init__(self, data: int) -> None:
+        torch.manual_seed(7)
+        self.model = nn.Sequential(*(Residual() for _ in range(3)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.003)
+        self.data, self.batch = torch.Generator().manual_seed(data), None
+        self.losses = list[float]()
+
+    def step(self, peer: Peer) -> None:
+        """A batch that no step was made with is the next one's."""
+        if self.batch is None:
+            self.batch = 0.2 * torch.randn(16, 6, generator=self.data)
+        loss = self.gradients(peer, self.batch, torch.sin(self.batch))
+        if loss is not None:
+            self.losses.append(loss)
+            self.optimizer.step()
+            self.batch = None
+        self.optimizer.zero_grad()
+
+    def gradients(self, peer: Peer, inputs: Tensor, targets: Tensor) -> float | None:
+        return peer.gradients(inputs, targets, mse_loss, clip=1.0)
+
+
+class Uncut(Machine):
+    """A model of its own class, which does not say in which segments it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.model = nn.ModuleDict({"layers": self.model})
+
+
+class Whole(Machine):
+    """It adds up the gradients of as many micro-batches as a group of three does."""
+
+    def gradients(self, peer: Peer, inputs: Tensor, targets: Tensor) -> float | None:
+        count = count_micro_batches(len(inputs), 3)
+        stage = Stage([Segment(layer, (layer,)) for layer in self.model], 0, 1)
+        return stage.step(None, inputs.chunk(count), targets.chunk(count), mse_loss, clip=1.0)
+
+
+@pytest.fixture(autouse=True)
+def without_files() -> Iterator[None]:
+    """Memory of a process lies where its last peer wanted it."""
+    yield
+    offload_to(None)
+
+
+ONE = Needs().in_files([42] * 3, range(1))  # bytes that hold one stage
+SHARING = {"share": True, "memory": ONE}
+
+
+def stages(preset: str = "sparseloco", rounds: int = 8, steps: int = 6) -> Manifest:
+    made = terms(preset, run={"rounds": rounds})
+    outer = made.outer.model_copy(update={"fragments": 3, "layout": "stages"})
+    return made.model_copy(update={"outer": outer, "inner": made.inner.model_copy(update={"steps": steps})})
+
+
+@contextmanager
+def swarm(
+    folder: Path, manifest: Manifest, machines: list[Machine], given: list[dict[str, Any]]
+) -> Iterator[list[Peer]]:
+    """The first begins the run."""
+    with ExitStack() as stack:
+        peers = [stack.enter_context(joined(manifest, machines[0], folder / "0", **given[0]))]
+        for number in range(1, len(machines)):
+            out = folder / str(number)
+            peers.append(stack.enter_context(joined(peers[0].invite, machines[number], out, **given[number])))
+        yield peers
+
+
+def train(peer: Peer, machine: Machine) -> None:
+    until(lambda: peer.done, lambda: machine.step(peer))
+
+
+def all_know(peers: list[Peer], stages: int) -> bool:
+    """Tell whether all are members, and all know of so many that train a part."""
+
+    def knows(peer: Peer) -> bool:
+        driver = peer.swarm.node.driver
+        known = sum(map(bool, driver.machine.state.presence.parts.values()))
+        return known == stages and len(driver.head.members) == len(peers)
+
+    return all(map(knows, peers))
+
+
+def together(peers: list[Peer], machines: list[Machine]) -> None:
+    """Train all; those that are whole begin when all know of a group."""
+    stages, pause = sum(peer._shared is not None for peer in peers), threading.Event()
+
+    def run(peer: Peer, machine: Machine) -> None:
+        if peer._shared is None:
+            until(lambda: all_know(peers, stages), lambda: pause.wait(0.05))
+        train(peer, machine)
+
+    run_together(*(partial(run, *pair) for pair in zip(peers, machines, strict=True)))
+
+
+def contributors(folder: Path) -> list[int]:
+    """Of each round, as a folder's events say."""
+    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [len(event["contributors"]) for event in events if event["event"] == "commit" and event.get("contributors")]
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+def test_a_group_of_three_is_one_replica_beside_two_whole_peers(preset: str, tmp_path: Path) -> None:
+    machines = [Machine(data) for data in (0, 1, 2, 2, 2)]
+    with swarm(tmp_path, stages(preset, 20), machines, [{}, {}, SHARING, SHARING, SHARING]) as peers:
+        together(peers, machines)
+        assert len({peer._up.swarm.node.replica.digest for peer in peers}) == 1
+        told = [machine.losses for machine in machines[2:]]
+        least = min(map(len, told))
+        assert least >= 30, "all stages make the same steps, but for the last: one may know first that the run is over"
+        assert all(one[:least] == told[0][:least] for one in told), "and know the same loss"
+        assert told[0][-1] < 0.7 * told[0][0], "and learn"
+    assert contributors(tmp_path / "0") == [3] * 20, "the group counts once in every fragment"
+
+
+def test_a_group_leaves_the_anchor_that_a_whole_peer_leaves_bit_for_bit(tmp_path: Path) -> None:
+    """A hundred inner steps, five rounds, beside another peer."""
+    terms, digests = stages("diloco", rounds=5, steps=60), list[str]()
+    for name, others, given in (("whole", [Whole(2)], [{}]), ("group", [Machine(2) for _ in range(3)], [SHARING] * 3)):
+        machines = [Machine(1), *others]
+        with swarm(tmp_path / name, terms, machines, [{}, *given]) as peers:
+            together(peers, machines)
+            digests.append(peers[0].anchor_digest)
+            assert len(machines[0].losses) == 100
+        assert contributors(tmp_path / name / "0") == [2] * 5
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("terms_", "make", "why"),
+    [
+        (lambda: terms("sparseloco", outer={"fragments": 2}), lambda: Machine(0), "no stages"),
+        (lambda: stages(), Uncut, "nobody knows where"),
+        (lambda: terms("noloco"), lambda: Machine(0), "train all of the model"),
+    ],
+    ids=["strided", "no segments", "gossip"],
+)
+def test_a_run_or_a_model_that_cannot_be_shared_is_refused_before_anything_begins(
+    terms_: Any, make: Any, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        joined(terms_(), make(), tmp_path, share=True)
+
+
+def test_a_peer_that_does_not_share_makes_all_gradients_itself(tmp_path: Path) -> None:
+    machine, other = Machine(0), Machine(0)
+    with joined(stages(rounds=1000), machine, tmp_path) as peer:
+        inputs = torch.randn(4, 6)
+        loss = peer.gradients(inputs, torch.sin(inputs), mse_loss)
+        mean = mse_loss(other.model(inputs), torch.sin(inputs))
+        mean.backward()
+        assert loss == mean.item()
+        pairs = zip(machine.model.parameters(), other.model.parameters(), strict=True)
+        assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)

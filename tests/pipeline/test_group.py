@@ -1,0 +1,222 @@
+"""How machines that share become groups: real requests on a network in memory, under virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+from decentral.errors import PayloadError, TransportError
+from decentral.pipeline.cut import Machine
+from decentral.pipeline.group import GROUP, PLEDGED, Formation, Seeker, Wanted
+from decentral.simulate.virtual_time import run_in_virtual_time
+from decentral.transport.memory import MemoryNetwork
+from decentral.transport.requests import request
+from decentral.wire.codecs import to_bytes
+from decentral.wire.groups import GroupRecord, Sealed, sign_group
+from tests.kit.nodes import signer_of
+
+RUN, FRAGMENTS = bytes(32), 12
+WANTED = Wanted(
+    mine=Machine(6, 1e6),
+    work=[10] * FRAGMENTS,
+    needs=len,
+    nbytes=64.0,
+    micro_batches=lambda stages: 4 * stages,
+)
+
+
+class Peer:
+    """A peer that looks for others, until it is in a group."""
+
+    def __init__(self, network: Network, number: int, wanted: Wanted = WANTED) -> None:
+        self.network, self.signer, self.wanted = network, signer_of(number), wanted
+        self.peer, self.home = self.signer.peer, "here"
+        self.transport = network.memory.transport(self.signer)
+        self.groups, self.pledges = list[GroupRecord](), list[GroupRecord | None]()
+        self.formation = Formation(
+            self.transport, self.signer, RUN, self, on_pledge=self.pledges.append, on_begin=self._begins
+        )
+
+    async def live(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        async with self.transport:
+            task_status.started()
+            await self.formation.run()
+
+    def seekers(self) -> Sequence[Seeker]:
+        looking = [one for one in self.network.looking if one in self.network.known_to(self)]
+        return sorted((Seeker(one.peer, frozenset({one.home})) for one in looking), key=lambda one: one.peer)
+
+    def _begins(self, record: GroupRecord) -> None:
+        self.groups.append(record)
+        self.network.looking.remove(self)
+
+
+class Network:
+    def __init__(self) -> None:
+        self.memory = MemoryNetwork(latency=0.02)
+        self.peers, self.looking = list[Peer](), list[Peer]()
+
+    def known_to(self, peer: Peer) -> Sequence[Peer]:
+        return self.peers
+
+    async def add(self, group: Any, *peers: Peer, looks: bool = True) -> None:
+        for peer in peers:
+            await group.start(peer.live)
+            self.peers.append(peer)
+            if looks:
+                await peer.formation.look(peer.wanted)
+                self.looking.append(peer)
+
+
+def in_virtual_time(script: Callable[[Network, Any], Awaitable[None]]) -> None:
+    async def main() -> None:
+        network = Network()
+        async with anyio.create_task_group() as group:
+            await script(network, group)
+            group.cancel_scope.cancel()
+
+    run_in_virtual_time(main, seed=0)
+
+
+async def ask(of: Peer, to: Peer, body: bytes) -> bytes:
+    return await request(of.transport, to.peer, GROUP, body, limit=64, timeout=5.0)
+
+
+def record_of(*peers: Peer, run: bytes = RUN, micro_batches: int = 8) -> GroupRecord:
+    each = FRAGMENTS // len(peers)
+    stages = tuple((one.peer, each * place, each * (place + 1)) for place, one in enumerate(peers))
+    return GroupRecord(run, 7, stages, micro_batches, 0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_machines_that_look_become_one_group_that_all_have_signed(count: int) -> None:
+    async def script(network: Network, group: Any) -> None:
+        peers = [Peer(network, number) for number in range(count)]
+        await network.add(group, *peers)
+        await anyio.sleep(10)
+        records = {one.groups[-1] for one in peers}
+        (record,) = records
+        assert set(record.members) == {one.peer for one in peers}
+        assert record.fragments == FRAGMENTS
+        assert all(one.pledges[0] == record for one in peers)
+
+    in_virtual_time(script)
+
+
+def test_seven_machines_become_two_groups_those_of_one_home_first() -> None:
+    async def script(network: Network, group: Any) -> None:
+        peers = [Peer(network, number) for number in range(7)]
+        first = min(peers, key=lambda one: one.peer)
+        near = [first, *[one for one in peers if one is not first][-3:]]
+        for one in peers:
+            one.home = "here" if one in near else "there"
+        await network.add(group, *peers)
+        await anyio.sleep(30)
+        assert all(one.groups for one in peers)
+        assert set(first.groups[0].members) == {one.peer for one in near}
+
+    in_virtual_time(script)
+
+
+def test_machines_that_hold_too_little_wait_for_one_more() -> None:
+    async def script(network: Network, group: Any) -> None:
+        small = replace(WANTED, mine=Machine(3, 1e6))
+        peers = [Peer(network, number, small) for number in range(4)]
+        await network.add(group, *peers[:3])
+        await anyio.sleep(60)
+        assert not any(one.groups for one in peers)
+        await network.add(group, peers[3])
+        await anyio.sleep(20)
+        assert all(len(one.groups) == 1 for one in peers)
+
+    in_virtual_time(script)
+
+
+def test_one_that_does_not_answer_keeps_nobody_from_being_a_group() -> None:
+    """It is dead, and its lease has not run out yet."""
+
+    async def script(network: Network, group: Any) -> None:
+        peers = [Peer(network, number) for number in range(3)]
+        await network.add(group, *peers)
+        dead = max(peers, key=lambda one: one.peer)
+        network.memory.kill(dead.peer)
+        await anyio.sleep(60)
+        others = [one for one in peers if one is not dead]
+        assert all(one.groups for one in others)
+        assert dead.peer not in others[0].groups[0].members
+
+    in_virtual_time(script)
+
+
+REFUSED = {
+    "of another run": lambda me, other, third: record_of(me, other, run=bytes([1]) * 32),
+    "without it": lambda me, other, third: record_of(other, third),
+    "with one that looks for nobody": lambda me, other, third: record_of(me, third),
+    "beyond its memory": lambda me, other, third: GroupRecord(RUN, 7, ((me.peer, 0, 7), (other.peer, 7, 12)), 8, 0),
+    "of other micro-batches": lambda me, other, third: record_of(me, other, micro_batches=9),
+    "of fewer fragments": lambda me, other, third: GroupRecord(RUN, 7, ((me.peer, 0, 1), (other.peer, 1, 2)), 8, 0),
+}
+
+
+@pytest.mark.parametrize("record", REFUSED.values(), ids=REFUSED.keys())
+def test_a_machine_signs_no_group(record: Callable[..., GroupRecord]) -> None:
+    async def script(network: Network, group: Any) -> None:
+        me, other, third = (Peer(network, number) for number in range(3))
+        await network.add(group, me, other)
+        await network.add(group, third, looks=False)
+        with pytest.raises(TransportError):
+            await ask(other, me, b"\1" + to_bytes(record(me, other, third)))
+        assert not me.pledges
+
+    in_virtual_time(script)
+
+
+def test_what_was_signed_last_counts_and_nothing_that_was_not_sealed() -> None:
+    async def script(network: Network, group: Any) -> None:
+        me, other, third = (Peer(network, number) for number in range(3))
+        await network.add(group, me, other, third)
+        mine, theirs = record_of(me, other), record_of(me, third)
+        signature = await ask(other, me, b"\1" + to_bytes(mine))
+        with pytest.raises(TransportError):  # it has signed for another just now
+            await ask(third, me, b"\1" + to_bytes(theirs))
+        forged = Sealed(theirs, (sign_group(theirs, third.signer),) * 2)
+        with pytest.raises(PayloadError):
+            to_bytes(forged)
+        another = replace(mine, number=8)
+        unsigned = Sealed(another, tuple(sign_group(another, one.signer) for one in (me, other)))
+        with pytest.raises(TransportError):
+            await ask(other, me, b"\2" + to_bytes(unsigned))
+        assert not me.groups
+        await ask(other, me, b"\2" + to_bytes(Sealed(mine, (signature, sign_group(mine, other.signer)))))
+        assert me.groups == [mine]
+
+    in_virtual_time(script)
+
+
+def test_who_signed_and_heard_nothing_more_may_sign_for_another() -> None:
+    async def script(network: Network, group: Any) -> None:
+        me, other, third = (Peer(network, number) for number in range(3))
+        await network.add(group, me, other, third)
+        await ask(other, me, b"\1" + to_bytes(record_of(me, other)))
+        other.formation._wanted = third.formation._wanted = None  # nobody proposes meanwhile
+        await anyio.sleep(PLEDGED + 1)
+        assert await ask(third, me, b"\1" + to_bytes(record_of(me, third)))
+
+    in_virtual_time(script)
+
+
+def test_a_stranger_learns_nothing_of_a_machine() -> None:
+    async def script(network: Network, group: Any) -> None:
+        me, stranger = Peer(network, 0), Peer(network, 1)
+        await network.add(group, me)
+        await network.add(group, stranger, looks=False)
+        for body in (b"", b"\0", b"\3", b"\1" + bytes(64), b"\2" + bytes(200)):
+            with pytest.raises(TransportError):
+                await ask(stranger, me, body)
+
+    in_virtual_time(script)

@@ -1,0 +1,264 @@
+"""Lines between stages: what crosses, once and in order, whatever happens to streams; and what is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+import torch
+
+from decentral.errors import ConfigError, GroupBroken, PayloadError
+from decentral.pipeline.boundary import ROUNDINGS
+from decentral.pipeline.lines import Boundaries, Form, Forms, StageInbox, StageLines
+from decentral.pipeline.stage import Done
+from decentral.simulate.virtual_time import run_in_virtual_time
+from decentral.transport.memory import MemoryNetwork
+from decentral.wire.groups import Body, BodyKind, GroupRecord
+from decentral.wire.keys import PeerId
+from tests.kit.nodes import signer_of
+from tests.kit.patience import PATIENCE
+
+SIGNERS = [signer_of(number) for number in range(3)]
+PEERS = [signer.peer for signer in SIGNERS]
+RECORD = GroupRecord(bytes(32), 7, tuple((peer, place, place + 1) for place, peer in enumerate(PEERS)), 4, 0)
+STATES, TARGETS = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2])
+
+
+def inbox_of(place: int) -> StageInbox:
+    return StageInbox(RECORD, PEERS[place], forms_of(place))
+
+
+def forms_of(place: int) -> Forms:
+    comes, goes = STATES if place else None, STATES if place < 2 else None
+    return Forms.of(RECORD, comes, goes, TARGETS, dict.fromkeys(PEERS, 2))
+
+
+def states(step: int = 0, micro: int = 0) -> Body:
+    form = forms_of(0).goes
+    assert form is not None
+    return Body(BodyKind.STATES, RECORD.number, step, micro, form.write(STATES + step + 10 * micro))
+
+
+def go_on() -> None:
+    """Nothing ends the waiting."""
+
+
+# ---- forms ----
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_come_out_as_the_rounding_has_them_in_their_dtype(rounding: Any, dtype: torch.dtype) -> None:
+    values = torch.randn(3, 5, 70, generator=torch.Generator().manual_seed(1)).to(dtype)
+    form = Form(tuple(values.shape), dtype, rounding)
+    data = form.write(values)
+    assert len(data) == form.nbytes
+    read = form.read(data)
+    assert read.dtype == dtype
+    assert torch.equal(read, rounding.unpack(rounding.pack(values)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32])
+def test_targets_come_out_as_they_were(dtype: torch.dtype) -> None:
+    values = torch.arange(12).view(3, 4).to(dtype)
+    form = Form((3, 4), dtype)
+    assert torch.equal(form.read(form.write(values)), values)
+    assert form.nbytes <= 48
+
+
+def test_what_does_not_fit_is_refused_before_it_leaves() -> None:
+    with pytest.raises(ConfigError, match=r"\(2, 2\) where"):
+        Form((2, 3), torch.float32).write(torch.zeros(2, 2))
+    with pytest.raises(ConfigError, match="beyond 32 bits"):
+        Form((1,), torch.int64).write(torch.tensor([1 << 31]))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused_where_they_come_in(wrong: float) -> None:
+    form = Form((2,), torch.float32, ROUNDINGS[0])
+    with pytest.raises(PayloadError, match="not finite"):
+        form.read(form.write(torch.tensor([1.0, wrong])))
+
+
+# ---- what came ----
+
+
+def test_a_body_is_taken_once_however_often_it_comes() -> None:
+    inbox = inbox_of(1)
+    inbox.put(PEERS[0], states())
+    inbox.put(PEERS[0], states())
+    assert inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 1.0) == states().values
+    inbox.put(PEERS[0], states(step=1))
+    inbox.begin(1)
+    inbox.put(PEERS[0], states())  # of a step that is over: sent again after a stream failed
+    assert inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 1.0) == states(step=1).values
+    with pytest.raises(GroupBroken, match="sent nothing"):
+        inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 0.3)
+
+
+def test_no_more_is_held_than_two_steps_have() -> None:
+    inbox = inbox_of(1)
+    for step in range(2):
+        for micro in range(RECORD.micro_batches):
+            inbox.put(PEERS[0], states(step, micro))
+    with pytest.raises(PayloadError, match="none of ours"):
+        inbox.put(PEERS[0], states(2))
+    assert len(inbox._held) == 2 * RECORD.micro_batches
+
+
+def test_who_waits_hears_that_a_member_has_left() -> None:
+    inbox, heard = inbox_of(1), list[str]()
+
+    def wait() -> None:
+        try:
+            inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, PATIENCE)
+        except GroupBroken as error:
+            heard.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    inbox.put(PEERS[2], Body(BodyKind.OVER, RECORD.number, 0, 0, b""))
+    thread.join(PATIENCE)
+    assert "has left the group" in heard[0]
+
+
+def test_who_waits_is_asked_whether_to_go_on() -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inbox_of(1).take(BodyKind.STATES, PEERS[0], 0, stop, PATIENCE)
+
+
+def test_gradients_of_others_that_are_not_finite_end_the_group_before_anybody_steps() -> None:
+    inbox, sent = inbox_of(1), list[PeerId]()
+    for peer, norm in ((PEERS[0], 1.0), (PEERS[2], float("nan"))):
+        done = Done(torch.tensor([norm]), 0.5)
+        inbox.put(peer, Body(BodyKind.DONE, RECORD.number, 0, 0, done.to_bytes()))
+    lines = StageLines(inbox, PEERS[1], forms_of(1), lambda peer, body: sent.append(peer), go_on, 1.0)
+    with pytest.raises(GroupBroken, match="not finite"):
+        lines.exchange(Done(torch.tensor([1.0])))
+    assert inbox.why
+
+
+# ---- on streams ----
+
+
+class Side:
+    """The lines of a member, on a network in memory."""
+
+    def __init__(self, network: MemoryNetwork, place: int) -> None:
+        self.peer, self.inbox = PEERS[place], inbox_of(place)
+        self.transport = network.transport(SIGNERS[place])
+        self.boundaries = Boundaries(self.transport, gives_up=20.0)
+
+    async def live(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        async with self.transport:
+            self.transport.budget.prefer(PEERS)
+            task_status.started()
+            await anyio.sleep_forever()
+
+    def held(self) -> list[int]:
+        """The micro-batches whose states are here."""
+        return sorted(micro for kind, _, _, micro in self.inbox._held if kind is BodyKind.STATES)
+
+
+def in_virtual_time(script: Callable[[MemoryNetwork, Any, list[Side]], Awaitable[None]], sides: int = 2) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency=0.02, bandwidth=1e6)
+        async with anyio.create_task_group() as group:
+            both = [Side(network, place) for place in range(sides)]
+            for side in both:
+                await group.start(side.live)
+            await script(network, group, both)
+            group.cancel_scope.cancel()
+
+    run_in_virtual_time(main, seed=0)
+
+
+async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    with anyio.fail_after(seconds):
+        while not holds():
+            await anyio.sleep(0.05)
+
+
+def test_bodies_cross_and_cross_again_when_a_stream_fails() -> None:
+    async def script(network: MemoryNetwork, group: Any, sides: list[Side]) -> None:
+        first, second = sides
+        for side in sides:
+            group.start_soon(side.boundaries.run, side.inbox)
+        await anyio.sleep(0.1)
+        await first.boundaries.post(second.peer, states(micro=0).to_bytes())
+        await until(lambda: second.held() == [0])
+        network.cut(first.peer, second.peer)
+        await first.boundaries.post(second.peer, states(micro=1).to_bytes())
+        await anyio.sleep(5)
+        assert second.held() == [0]
+        network.heal(first.peer, second.peer)
+        await first.boundaries.post(second.peer, states(micro=2).to_bytes())
+        await until(lambda: second.held() == [0, 1, 2])
+        assert not first.inbox.why
+
+    in_virtual_time(script)
+
+
+def test_a_member_that_has_not_begun_is_waited_for_and_one_that_never_will_is_not() -> None:
+    async def script(network: MemoryNetwork, group: Any, sides: list[Side]) -> None:
+        first, second = sides
+        second.boundaries.expect(RECORD)
+        group.start_soon(first.boundaries.run, first.inbox)
+        await anyio.sleep(0.1)
+        await first.boundaries.post(second.peer, Body(BodyKind.READY, RECORD.number, 0, 0, b"").to_bytes())
+        await anyio.sleep(5)
+        assert not first.inbox.why
+        second.boundaries.expect(None)
+        await until(lambda: bool(first.inbox.why))
+        assert "in this group no more" in first.inbox.why
+
+    in_virtual_time(script)
+
+
+def test_a_member_that_is_out_of_reach_for_a_lease_ends_the_group() -> None:
+    async def script(network: MemoryNetwork, group: Any, sides: list[Side]) -> None:
+        first, second = sides
+        group.start_soon(first.boundaries.run, first.inbox)
+        await anyio.sleep(0.1)
+        network.kill(second.peer)
+        await first.boundaries.post(second.peer, states().to_bytes())
+        await anyio.sleep(10)
+        assert not first.inbox.why
+        await until(lambda: bool(first.inbox.why))
+        assert "out of reach" in first.inbox.why
+
+    in_virtual_time(script)
+
+
+def test_who_leaves_a_group_tells_the_others() -> None:
+    async def script(network: MemoryNetwork, group: Any, sides: list[Side]) -> None:
+        for side in sides:
+            group.start_soon(side.boundaries.run, side.inbox)
+        await anyio.sleep(0.1)
+        sides[0].inbox.end("it leaves")
+        await until(lambda: "has left the group" in sides[1].inbox.why, 5)
+
+    in_virtual_time(script)
+
+
+def test_a_stranger_sends_nothing_large_to_anybody() -> None:
+    async def script(network: MemoryNetwork, group: Any, sides: list[Side]) -> None:
+        first, second, stranger = sides
+        record = GroupRecord(RECORD.run, 7, ((PEERS[0], 0, 1), (PEERS[1], 1, 2)), 4, 0)
+        forms = Forms.of(record, STATES, None, TARGETS, dict.fromkeys(PEERS[:2], 2))
+        group.start_soon(second.boundaries.run, StageInbox(record, second.peer, forms))
+        group.start_soon(stranger.boundaries.run, stranger.inbox)
+        await anyio.sleep(0.1)
+        await stranger.boundaries.post(second.peer, states().to_bytes())
+        await anyio.sleep(5)
+        assert second.transport.traffic.of(stranger.peer).received <= 3 * 64
+        assert first.peer in second.boundaries._outboxes
+
+    in_virtual_time(script, sides=3)

@@ -1,0 +1,51 @@
+"""Turns of the stages in a step, and the time that they take."""
+
+from __future__ import annotations
+
+import pytest
+
+from decentral.pipeline.turns import StageSpeed, Turn, busy_share, count_micro_batches, step_seconds, turns_of
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 8, 13])
+def test_every_stage_goes_forward_and_back_once_with_each_and_never_back_first(stages: int, micro_batches: int) -> None:
+    for stage in range(stages):
+        turns = turns_of(stage, stages, micro_batches)
+        for forward in (True, False):
+            assert [turn.micro for turn in turns if turn.forward is forward] == list(range(micro_batches)), "in order"
+        assert all(turns.index(Turn(True, micro)) < turns.index(Turn(False, micro)) for micro in range(micro_batches))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_stage_holds_no_more_micro_batches_than_two_for_each_stage_to_come(stages: int) -> None:
+    for stage in range(stages):
+        held = most = 0
+        for turn in turns_of(stage, stages, 32):
+            held += 1 if turn.forward else -1
+            most = max(most, held)
+        assert most == 1 + 2 * (stages - stage - 1)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro_batches", [1, 4, 16])
+def test_equal_stages_work_in_the_share_of_the_step_that_the_paper_says(stages: int, micro_batches: int) -> None:
+    took = step_seconds([StageSpeed(1.0, 2.0)] * stages, micro_batches)
+    assert 3.0 * micro_batches / took == pytest.approx(busy_share(stages, micro_batches))
+
+
+def test_a_line_that_is_slower_than_a_stage_sets_the_pace() -> None:
+    """A middle stage sends two ways on one uplink."""
+    slow = step_seconds([StageSpeed(0.1, 0.2, send=1.0)] * 3, 50)
+    assert slow == pytest.approx(50 * 2.0, rel=0.1)
+
+
+def test_latency_costs_trips_of_filling_and_emptying_and_no_more() -> None:
+    near, far = (step_seconds([StageSpeed(1.0, 2.0, latency=latency)] * 3, 24) for latency in (0.0, 0.5))
+    assert far - near <= 0.5 * 2 * 2
+
+
+@pytest.mark.parametrize(("batch", "stages", "count"), [(16, 3, 16), (32, 3, 16), (48, 2, 8), (8, 4, 8), (1, 2, 1)])
+def test_a_batch_is_cut_into_equal_micro_batches(batch: int, stages: int, count: int) -> None:
+    assert count_micro_batches(batch, stages) == count
+    assert batch % count == 0
