@@ -21,6 +21,9 @@ from decentral.wire.keys import PeerId
 #
 # A token bucket. Pure.
 #
+# Timely bytes (what crosses between the stages of a replica) go before bulk, which then has every fourth turn: a step
+# waits for 200 kB, and must not wait for frames of 50 MB.
+#
 # Bulk goes while there are tokens, one piece per turn, and peers take turns by what each has moved: two peers get half
 # each, whether one has one stream open and the other forty. Urgent bytes (leases, votes) do not wait: they are booked,
 # and bulk waits for the tokens they took. Express bytes have a bucket of their own, so that a flood of them is bulk
@@ -35,6 +38,7 @@ EXPRESS_SHARE = 0.75  # of the rate, for urgent bytes that do not wait; the rest
 _PIECE_SECONDS = 0.05  # how long a turn lasts: what an urgent byte may find before it in the network
 _SMALLEST, _LARGEST = 1 << 10, 1 << 16  # bytes of a turn
 _ENOUGH = -1.0  # bytes: sums of floats come near 0 and need not reach it
+PASSED = 3  # timely turns in a row, behind which bulk has one
 _KEPT_TAGS = 64  # peers remembered beyond those who wait
 _NEVER = float("inf")
 
@@ -48,6 +52,34 @@ class Turn:
     start: float  # place in the order, in bytes of fair service
     granted: bool = False
     dropped: bool = False
+    timely: bool = False
+
+
+class _Queue:
+    """Turns in the order of their places."""
+
+    def __init__(self) -> None:
+        self._turns: list[tuple[float, int, Turn]] = []  # a heap
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def head(self) -> Turn | None:
+        """The turn that comes next."""
+        while self._turns and self._turns[0][2].dropped:
+            heapq.heappop(self._turns)
+        return self._turns[0][2] if self._turns else None
+
+    def push(self, turn: Turn) -> None:
+        """Add one."""
+        self._count += 1
+        heapq.heappush(self._turns, (turn.start, self._count, turn))
+
+    def pop(self) -> None:
+        """Take the first one away."""
+        heapq.heappop(self._turns)
 
 
 class Schedule:
@@ -56,10 +88,10 @@ class Schedule:
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate
         self._tokens, self._express, self._filled = BURST * rate, EXPRESS_BURST * rate, now
-        self._order: list[tuple[float, int, Turn]] = []  # a heap
+        self._bulk, self._timely = _Queue(), _Queue()
+        self._passed = 0  # turns of bulk that went behind a timely one, in a row
         self._served = 0.0  # tag of the turn that was granted last
         self._tags: dict[PeerId, float] = {}  # where the next piece of each peer stands
-        self._count = 0
 
     @property
     def piece(self) -> int:
@@ -74,9 +106,8 @@ class Schedule:
     @property
     def head(self) -> Turn | None:
         """The turn that comes next."""
-        while self._order and self._order[0][2].dropped:
-            heapq.heappop(self._order)
-        return self._order[0][2] if self._order else None
+        timely, bulk = self._timely.head, self._bulk.head
+        return bulk if timely is None or (bulk is not None and self._passed >= PASSED) else timely
 
     def change(self, rate: float, now: float) -> None:
         """Go on at another rate; what was saved up beyond its burst is lost, what is owed stays owed."""
@@ -84,7 +115,7 @@ class Schedule:
         self.rate = rate
         self._fill(now)
 
-    def ask(self, peer: PeerId, nbytes: int, now: float, *, urgent: bool = False) -> Turn:
+    def ask(self, peer: PeerId, nbytes: int, now: float, *, urgent: bool = False, timely: bool = False) -> Turn:
         """Ask to move ``nbytes`` with ``peer``; granted at once when nobody has to wait for it."""
         self._fill(now)
         if urgent and self._express > 0:
@@ -93,13 +124,12 @@ class Schedule:
             return Turn(peer, nbytes, self._served, granted=True)
         if self.idle(now):
             self._tags.clear()  # nobody has a claim from before the pause, and strangers' tags must not stay
-        turn = Turn(peer, nbytes, max(self._served, self._tags.get(peer, 0.0)))
+        turn = Turn(peer, nbytes, max(self._served, self._tags.get(peer, 0.0)), timely=timely)
         self._tags[peer] = turn.start + nbytes
         if self.head is None and self._tokens > _ENOUGH:
             self._grant(turn)
             return turn
-        self._count += 1
-        heapq.heappush(self._order, (turn.start, self._count, turn))
+        (self._timely if timely else self._bulk).push(turn)
         return turn
 
     def drop(self, turn: Turn) -> None:
@@ -116,7 +146,8 @@ class Schedule:
         self._fill(now)
         granted = []
         while self._tokens > _ENOUGH and (turn := self.head) is not None:
-            heapq.heappop(self._order)
+            (self._timely if turn.timely else self._bulk).pop()
+            self._passed = self._passed + 1 if turn.timely and self._bulk.head is not None else 0
             self._grant(turn)
             granted.append(turn)
         return granted
@@ -140,7 +171,7 @@ class Schedule:
         turn.granted = True
         self._tokens -= turn.nbytes
         self._served = turn.start
-        if len(self._tags) > len(self._order) + _KEPT_TAGS:
+        if len(self._tags) > len(self._bulk) + len(self._timely) + _KEPT_TAGS:
             self._tags = {peer: tag for peer, tag in self._tags.items() if tag > self._served}
 
 

@@ -55,6 +55,7 @@ from decentral.transport.paths import DIALBACK, SPEED, Paths, serve_dialback, se
 from decentral.transport.requests import serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.frames import FrameKind
+from decentral.wire.groups import BOUNDARY, GROUP
 from decentral.wire.keys import PeerId, Signer, peer_name
 from decentral.wire.messages import PRIVATE
 
@@ -508,7 +509,8 @@ class Company:
 #
 # The person of a peer allows caps and a day's upload; what a swarm must hear in time goes ahead of bulk.
 
-URGENT = (CONTROL, LEASE, LEASE_LIST, LEASES, HELLO, PAIR, DIALBACK, ADMISSION)
+URGENT = (CONTROL, LEASE, LEASE_LIST, LEASES, HELLO, PAIR, DIALBACK, ADMISSION, GROUP)
+TIMELY = (BOUNDARY,)
 OPEN_TO_ALL = frozenset({HELLO, LEASE, LEASES, DIALBACK, SPEED})  # also where a run admits by token
 
 
@@ -539,7 +541,13 @@ def throttle(
         return daily.may_upload
 
     if admission is None:
-        return ThrottledTransport(inner, caps, urgent=URGENT, may_upload=may_upload)
+        return ThrottledTransport(inner, caps, urgent=URGENT, timely=TIMELY, may_upload=may_upload)
     return AdmittingTransport(
-        inner, caps, admission=admission, open_to_all=OPEN_TO_ALL, urgent=URGENT, may_upload=may_upload
+        inner,
+        caps,
+        admission=admission,
+        open_to_all=OPEN_TO_ALL,
+        urgent=URGENT,
+        timely=TIMELY,
+        may_upload=may_upload,
     )

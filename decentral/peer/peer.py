@@ -51,7 +51,7 @@ from decentral.training.clocks import RoundEnded, RunSchedule, cosine
 from decentral.training.inner_states import Together
 from decentral.training.outer_loop import LoopControl
 from decentral.training.processes import warn_if_alone
-from decentral.training.swarm_side import SwarmThread
+from decentral.training.swarm_side import SwarmThread, run_blocking
 
 T = TypeVar("T")
 OnRound = TypeVar("OnRound", bound=Callable[[RoundEnded], object])
@@ -295,7 +295,7 @@ class Peer:
         if self._shared is None or self._part is None:
             segments = segments_of(self._model.bare, self._model.schema.fragments)
             whole = Stage([one for fragment in segments for one in fragment], 0, 1)
-            return whole.step(None, [inputs], [targets], loss, clip)
+            return run_blocking(whole.step(None, [inputs], [targets], loss, clip))
         return self._shared.gradients(self._part, inputs, targets, loss, clip)
 
     def log(self, **metrics: float | Tensor) -> None:
@@ -432,7 +432,7 @@ class Peer:
             self._entered.callback(self._model.train_all)
             self._entered.callback(self._model.averages.stay)
             if self._shared is not None:
-                self._shared.close(self._part)
+                self._shared.close()
             was_cut = self._hooks.stage == "at_boundary" and self._control.was_cut
             save = end_as_one(self._model, kind, "between" if was_cut else self._hooks.stage)
             if self._part is not None:

@@ -358,7 +358,7 @@ class Startup:
             for parameter in self._model.untrained:
                 optimizer.state.pop(parameter, None)
         self._part.reporter.part = part
-        self._part.swarm.call(tell_part, self._part.swarm.node, part)
+        self._part.swarm.call(_tell_part, self._part.swarm.node, part)
         return part
 
     def _make_schedule(self, head: Head) -> SyncSchedule:
@@ -447,7 +447,7 @@ async def _parts_of_others(node: Node) -> list[range]:
     return [part for peer, part in node.directory.parts().items() if peer in node.driver.head.members]
 
 
-async def tell_part(node: Node, part: range) -> None:
+async def _tell_part(node: Node, part: range) -> None:
     """Have others know that this peer trains no more than that."""
     node.directory.own.train(part)
 

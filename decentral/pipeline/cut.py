@@ -75,7 +75,7 @@ def _sending(stages: Sequence[Machine], nbytes: float) -> Iterator[float]:
             crossings[place] += 1
             crossings[place + 1] += 1
     for count, stage in zip(crossings, stages, strict=True):
-        yield count * nbytes / stage.uplink if stage.uplink else 0.0
+        yield count * nbytes / stage.uplink if stage.uplink else 0.0  # not measured: all are taken for alike
 
 
 def _partitions(fragments: int, stages: int) -> Iterator[tuple[range, ...]]:

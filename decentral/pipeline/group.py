@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -29,13 +28,12 @@ from decentral.pipeline.turns import busy_share
 from decentral.transport import Transport
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.codecs import from_bytes, to_bytes
-from decentral.wire.groups import GroupRecord, Offered, Sealed, sign_group
+from decentral.wire.groups import GROUP, GroupRecord, Offered, Sealed, sign_group
 from decentral.wire.keys import SIGNATURE_NBYTES, Digest, PeerId, Signer, peer_name
 
-__all__ = ["GROUP", "Formation", "GroupSide", "Seeker", "Wanted"]
+__all__ = ["Formation", "GroupSide", "Seeker", "Wanted"]
 
-GROUP = "/decentral/group/1"
-
+ASSUMED = 2.5e6  # bytes/s of an uplink that has not been measured, as presets assume it
 GATHER = 3.0  # s for which nobody new came, before a group is proposed: machines of one home start within seconds
 LOOK_EVERY = 0.5  # s
 TIMEOUT = 10.0  # s for an answer
@@ -271,7 +269,7 @@ def choose_rounding(stages: Sequence[Machine], cut: Cut, wanted: Wanted) -> int:
     )
     if all(one.home & other.home for one, other in pairwise(stages)):
         return 0
-    slowest = max((2 * wanted.nbytes / stage.uplink for stage in stages if stage.uplink), default=0.0)
+    slowest = max(2 * wanted.nbytes / (stage.uplink or ASSUMED) for stage in stages)
     return next((number for number, share in enumerate((1.0, 0.5)) if slowest * share <= compute), 2)
 
 
@@ -284,7 +282,7 @@ class GroupSide:
     """The forming of groups and the lines of one, of a peer that shares. Made before its transport is entered."""
 
     def __init__(self, node: Node) -> None:
-        self._node, self._formed = node, threading.Event()
+        self._node = node
         self.record: GroupRecord | None = None  # the group that this peer is in, or is to enter
         self.boundaries = Boundaries(node.transport, gives_up=node.manifest.swarm.lease)
         self.formation = Formation(
@@ -324,18 +322,18 @@ class GroupSide:
 
     def _begin(self, record: GroupRecord) -> None:
         self.record = record
-        self._formed.set()
 
-    # ---- asked by the training thread ----
-
-    def wait(self, seconds: float) -> GroupRecord | None:
-        """Wait for a group; None where none came in time."""
-        return self.record if self._formed.wait(seconds) else None
-
-    def forget(self) -> None:
-        """Be in no group any more."""
+    async def look(self, wanted: Wanted | None) -> None:
+        """Be in no group, and look for others from now on; None: look no more."""
         self.record = None
-        self._formed.clear()
+        self._node.directory.own.train(range(0))
+        await self.formation.look(wanted)
+
+    async def enter(self, inbox: StageInbox) -> None:
+        """Move what crosses in a group, and watch its members, until it is no more."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.boundaries.run, inbox)
+            group.start_soon(self.watch, inbox)
 
     async def avoid(self, peer: PeerId) -> None:
         """Be in no group with a peer for a while: it did not do its part."""

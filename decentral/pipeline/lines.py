@@ -5,7 +5,8 @@ byte each. A stream that fails is opened again, and what was not answered is sen
 that. What comes is held against the record of the group, whatever it says: who may send what, in which step, how long
 it is, whether its numbers are finite.
 
-The training thread sends and waits; the swarm's loop moves bytes.
+The training sends and waits; the swarm's loop moves bytes. It is written as coroutines: on a training thread what is
+awaited blocks.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import anyio
 import torch
@@ -36,12 +37,10 @@ from decentral.transport.requests import (
     receive_length,
     send_body,
 )
-from decentral.wire.groups import BODY_HEAD_NBYTES, Body, BodyKind, GroupRecord
+from decentral.wire.groups import BODY_HEAD_NBYTES, BOUNDARY, Body, BodyKind, GroupRecord
 from decentral.wire.keys import PeerId, peer_name
 
-__all__ = ["BOUNDARY", "Boundaries", "Form", "Forms", "StageInbox", "StageLines"]
-
-BOUNDARY = "/decentral/boundary/1"
+__all__ = ["Bell", "Boundaries", "Form", "Forms", "LoopBell", "StageInbox", "StageLines", "ThreadBell"]
 
 _TAKEN, _UNKNOWN, _NOT_YET = (bytes([answer]) for answer in range(3))
 _TIMEOUT = 10.0  # s until there is a path
@@ -120,6 +119,54 @@ class Forms:
         return cls(before, after, Form(tuple(targets.shape), targets.dtype), norms)
 
 
+# ---- waiting ----
+
+
+class Bell(Protocol):
+    """A way to wait that is cut short by news; one waits, anybody rings."""
+
+    def ring(self) -> None:
+        """End the waiting, or the next one, at once. On any thread that the bell is made for."""
+        ...
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until it rings, or so long."""
+        ...
+
+
+class ThreadBell:
+    """A bell for a training thread, which blocks."""
+
+    def __init__(self) -> None:
+        self._rung = threading.Event()
+
+    def ring(self) -> None:
+        """End the waiting."""
+        self._rung.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Block until it rings, or so long."""
+        self._rung.wait(seconds)
+        self._rung.clear()
+
+
+class LoopBell:
+    """A bell for who trains on the swarm's own loop."""
+
+    def __init__(self) -> None:
+        self._rung = anyio.Event()
+
+    def ring(self) -> None:
+        """End the waiting."""
+        self._rung.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until it rings, or so long."""
+        with anyio.move_on_after(seconds):
+            await self._rung.wait()
+        self._rung = anyio.Event()
+
+
 # ---- what came ----
 
 GoesOn = Callable[[], None]
@@ -127,14 +174,15 @@ _Key = tuple[BodyKind, PeerId, int, int]  # what, of whom, in which step, for wh
 
 
 class StageInbox:
-    """The bodies that came for one stage of a group and were not used yet. Any thread may put, one takes."""
+    """The bodies that came for one stage of a group and were not used yet. The swarm's loop puts, the trainer takes."""
 
-    def __init__(self, record: GroupRecord, me: PeerId, forms: Forms) -> None:
-        self.record, self._me = record, me
+    def __init__(self, record: GroupRecord, me: PeerId, forms: Forms, bell: Bell) -> None:
+        self.record, self._me, self._bell = record, me, bell
         self._place = record.members.index(me)
         self._forms, self._step = forms, 0
         self._held: dict[_Key, memoryview | bytes] = {}
-        self._came, self._why = threading.Condition(), ""
+        self._lock = threading.Lock()
+        self.why = ""  # the group is no more; empty: it is
         self.blamed: PeerId | None = None  # who did not do its part, where it is known
 
     @property
@@ -146,7 +194,7 @@ class StageInbox:
 
     def begin(self, step: int) -> None:
         """Take what belongs to this step and the next from now on."""
-        with self._came:
+        with self._lock:
             self._step = step
             self._held = {key: values for key, values in self._held.items() if key[2] >= step}
 
@@ -156,42 +204,36 @@ class StageInbox:
             self.end(f"{peer_name(peer)} has left the group")
             return
         self._check(peer, body)
-        with self._came:
+        with self._lock:
             if body.step >= self._step:
                 self._held.setdefault((body.kind, peer, body.step, body.micro), body.values)
-                self._came.notify_all()
+        self._bell.ring()
 
     def end(self, why: str, blamed: PeerId | None = None) -> None:
         """Have who waits know that the group is no more, and for want of whom."""
-        with self._came:
-            if not self._why:
-                self._why, self.blamed = why, blamed
-            self._came.notify_all()
+        if not self.why:
+            self.blamed, self.why = blamed, why
+        self._bell.ring()
 
-    @property
-    def why(self) -> str:
-        """The reason for which the group is no more; empty: it is."""
-        return self._why
-
-    def take(self, kind: BodyKind, peer: PeerId, micro: int, goes_on: GoesOn, patience: float) -> memoryview:
+    async def take(self, kind: BodyKind, peer: PeerId, micro: int, goes_on: GoesOn, patience: float) -> memoryview:
         """Wait for a body of this step. GroupBroken when the group is no more, or nothing came for ``patience`` s.
 
         ``goes_on`` is asked again and again, and may raise.
         """
-        key, waited = (kind, peer, self._step, micro), 0.0
+        key, looks = (kind, peer, self._step, micro), math.ceil(patience / _LOOK_EVERY)
         while True:
-            with self._came:
-                if key not in self._held and not self._why:
-                    self._came.wait(_LOOK_EVERY)
-                if key in self._held:
-                    return memoryview(self._held.pop(key))
-                if self._why:
-                    raise GroupBroken(self._why)
-            goes_on()
-            waited += _LOOK_EVERY
-            if waited >= patience:
+            with self._lock:
+                found = self._held.pop(key, None)
+            if found is not None:
+                return memoryview(found)
+            if not self.why and looks <= 0:
                 self.end(f"{peer_name(peer)} sent nothing for {patience:.0f} s", peer)
-                raise GroupBroken(self._why)
+            if self.why:
+                raise GroupBroken(self.why)
+            goes_on()
+            before = len(self._held)
+            await self._bell.wait(_LOOK_EVERY)
+            looks -= len(self._held) == before  # others' bodies ring, too
 
     def _check(self, peer: PeerId, body: Body) -> None:
         members, last = self.record.members, len(self.record.members) - 1
@@ -369,7 +411,9 @@ class Boundaries:
         return _NOT_YET if is_coming else _UNKNOWN
 
 
-# ---- on the training thread ----
+# ---- where the training is ----
+
+Post = Callable[[PeerId, bytes], Awaitable[object]]
 
 
 class StageLines:
@@ -380,22 +424,22 @@ class StageLines:
         inbox: StageInbox,
         me: PeerId,
         forms: Forms,
-        post: Callable[[PeerId, bytes], None],
+        post: Post,
         goes_on: GoesOn,
         patience: float,
     ) -> None:
-        """``post`` has a body sent, at once; ``goes_on`` is asked while this waits, and may raise."""
+        """``post`` has a body sent, and does not wait for it; ``goes_on`` is asked while this waits, and may raise."""
         self._inbox, self._forms, self._post, self._goes_on, self._patience = inbox, forms, post, goes_on, patience
         self._members, self._me, self.step = inbox.record.members, me, 0
         self._place = self._members.index(me)
         self._others = [peer for peer in self._members if peer != me]
 
-    def meet(self) -> None:
+    async def meet(self) -> None:
         """Tell all others that this member is ready, and wait until all are. GroupBroken."""
         for peer in self._others:
-            self._send(BodyKind.READY, peer, 0, b"")
+            await self._send(BodyKind.READY, peer, 0, b"")
         for peer in self._others:
-            self._take(BodyKind.READY, peer, 0)
+            await self._take(BodyKind.READY, peer, 0)
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
@@ -404,53 +448,53 @@ class StageLines:
         yield
         self.step += 1
 
-    def send_on(self, micro: int, states: Tensor) -> None:
+    async def send_on(self, micro: int, states: Tensor) -> None:
         """Send what the next stage goes on with."""
         assert self._forms.goes is not None, "not of the last stage"
-        self._send(BodyKind.STATES, self._members[self._place + 1], micro, self._forms.goes.write(states))
+        await self._send(BodyKind.STATES, self._members[self._place + 1], micro, self._forms.goes.write(states))
 
-    def send_back(self, micro: int, gradient: Tensor) -> None:
+    async def send_back(self, micro: int, gradient: Tensor) -> None:
         """Send the gradient of what came from the stage before."""
         assert self._forms.comes is not None, "not of the first stage"
-        self._send(BodyKind.GRADIENT, self._members[self._place - 1], micro, self._forms.comes.write(gradient))
+        await self._send(BodyKind.GRADIENT, self._members[self._place - 1], micro, self._forms.comes.write(gradient))
 
-    def send_targets(self, micro: int, targets: Tensor) -> None:
+    async def send_targets(self, micro: int, targets: Tensor) -> None:
         """Send what the last stage measures the loss by."""
         assert self._forms.targets is not None, "of every group"
-        self._send(BodyKind.TARGETS, self._members[-1], micro, self._forms.targets.write(targets))
+        await self._send(BodyKind.TARGETS, self._members[-1], micro, self._forms.targets.write(targets))
 
-    def receive_states(self, micro: int) -> Tensor:
+    async def receive_states(self, micro: int) -> Tensor:
         """Wait for what the stage before sent on. GroupBroken."""
-        return self._read(self._forms.comes, BodyKind.STATES, self._members[self._place - 1], micro)
+        return await self._read(self._forms.comes, BodyKind.STATES, self._members[self._place - 1], micro)
 
-    def receive_gradient(self, micro: int) -> Tensor:
+    async def receive_gradient(self, micro: int) -> Tensor:
         """Wait for what the next stage sent back. GroupBroken."""
-        return self._read(self._forms.goes, BodyKind.GRADIENT, self._members[self._place + 1], micro)
+        return await self._read(self._forms.goes, BodyKind.GRADIENT, self._members[self._place + 1], micro)
 
-    def receive_targets(self, micro: int) -> Tensor:
+    async def receive_targets(self, micro: int) -> Tensor:
         """Wait for what the first stage sent. GroupBroken."""
-        return self._read(self._forms.targets, BodyKind.TARGETS, self._members[0], micro)
+        return await self._read(self._forms.targets, BodyKind.TARGETS, self._members[0], micro)
 
-    def exchange(self, done: Done) -> list[Done]:
+    async def exchange(self, done: Done) -> list[Done]:
         """Tell all others, and return what every stage told, first to last. GroupBroken."""
         for peer in self._others:
-            self._send(BodyKind.DONE, peer, 0, done.to_bytes())
-        told = {peer: Done.read(self._take(BodyKind.DONE, peer, 0)) for peer in self._others}
+            await self._send(BodyKind.DONE, peer, 0, done.to_bytes())
+        told = {peer: Done.read(await self._take(BodyKind.DONE, peer, 0)) for peer in self._others}
         for peer, one in told.items():
             if not (math.isfinite(one.loss) and bool(torch.isfinite(one.norms_P).all())):
                 self._break(f"the gradients or the loss of {peer_name(peer)} are not finite", peer)
         return [done if peer == self._me else told[peer] for peer in self._members]
 
-    def _send(self, kind: BodyKind, peer: PeerId, micro: int, values: bytes) -> None:
-        self._post(peer, Body(kind, self._inbox.record.number, self.step, micro, values).to_bytes())
+    async def _send(self, kind: BodyKind, peer: PeerId, micro: int, values: bytes) -> None:
+        await self._post(peer, Body(kind, self._inbox.record.number, self.step, micro, values).to_bytes())
 
-    def _take(self, kind: BodyKind, peer: PeerId, micro: int) -> memoryview:
-        return self._inbox.take(kind, peer, micro, self._goes_on, self._patience)
+    async def _take(self, kind: BodyKind, peer: PeerId, micro: int) -> memoryview:
+        return await self._inbox.take(kind, peer, micro, self._goes_on, self._patience)
 
-    def _read(self, form: Form | None, kind: BodyKind, peer: PeerId, micro: int) -> Tensor:
+    async def _read(self, form: Form | None, kind: BodyKind, peer: PeerId, micro: int) -> Tensor:
         assert form is not None, "it comes from a neighbour"
         try:
-            return form.read(self._take(kind, peer, micro))
+            return form.read(await self._take(kind, peer, micro))
         except PayloadError as error:
             self._break(f"{peer_name(peer)}: {error}", peer)
 

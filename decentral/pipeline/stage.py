@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.parameters import Fragment, parameters_of
-from decentral.pipeline.turns import Turn, turns_of
+from decentral.pipeline.turns import NEAR, Turn, turns_of
 
 __all__ = ["Done", "Loss", "Neighbours", "Segment", "Stage", "segments_of"]
 
@@ -94,38 +95,41 @@ class Done(NamedTuple):
     @classmethod
     def read(cls, data: bytes | memoryview) -> Done:
         """Read what ``to_bytes`` wrote, whose length was checked."""
-        norms_P = torch.frombuffer(bytearray(data[8:]), dtype=torch.float32)
+        norms_P = torch.from_numpy(np.frombuffer(data, "<f4", offset=8).copy())  # torch's own takes no empty one
         return cls(norms_P, float(struct.unpack_from("<d", data)[0]))
 
 
 class Neighbours(Protocol):
-    """The other stages, for one stage in one step. What is received may raise `decentral.errors.GroupBroken`."""
+    """The other stages, for one stage in one step. On a training thread what is awaited blocks.
 
-    def send_on(self, micro: int, states: Tensor) -> None:
+    What is received may raise `decentral.errors.GroupBroken`.
+    """
+
+    async def send_on(self, micro: int, states: Tensor) -> None:
         """Send what the next stage goes on with."""
         ...
 
-    def send_back(self, micro: int, gradient: Tensor) -> None:
+    async def send_back(self, micro: int, gradient: Tensor) -> None:
         """Send the gradient of what came from the stage before."""
         ...
 
-    def send_targets(self, micro: int, targets: Tensor) -> None:
+    async def send_targets(self, micro: int, targets: Tensor) -> None:
         """Send what the last stage measures the loss by."""
         ...
 
-    def receive_states(self, micro: int) -> Tensor:
+    async def receive_states(self, micro: int) -> Tensor:
         """Wait for what the stage before sent on."""
         ...
 
-    def receive_gradient(self, micro: int) -> Tensor:
+    async def receive_gradient(self, micro: int) -> Tensor:
         """Wait for what the next stage sent back."""
         ...
 
-    def receive_targets(self, micro: int) -> Tensor:
+    async def receive_targets(self, micro: int) -> Tensor:
         """Wait for what the first stage sent."""
         ...
 
-    def exchange(self, done: Done) -> list[Done]:
+    async def exchange(self, done: Done) -> list[Done]:
         """Tell all others, and return what every stage told, first to last."""
         ...
 
@@ -141,8 +145,9 @@ class _Held:
 class Stage:
     """Stage ``place`` of ``stages``. It makes gradients; optimizers, rounds and writes are others' business."""
 
-    def __init__(self, segments: Sequence[Segment], place: int, stages: int) -> None:
-        self._segments, self.place, self.stages = segments, place, stages
+    def __init__(self, segments: Sequence[Segment], place: int, stages: int, lead: int = NEAR) -> None:
+        """``lead``: see `decentral.pipeline.turns`."""
+        self._segments, self.place, self.stages, self._lead = segments, place, stages, lead
         self.parameters = list(dict.fromkeys(p for one in segments for m in one.modules for p in m.parameters()))
 
     @property
@@ -155,7 +160,7 @@ class Stage:
         """True where the loss is."""
         return self.place == self.stages - 1
 
-    def step(
+    async def step(
         self,
         lines: Neighbours | None,
         inputs: Sequence[Tensor],
@@ -172,45 +177,45 @@ class Stage:
         count, held, total = len(inputs), dict[int, _Held](), 0.0
         if lines is not None and self.is_first:
             for micro, wanted in enumerate(targets):
-                lines.send_targets(micro, wanted)
-        for turn in turns_of(self.place, self.stages, count):
+                await lines.send_targets(micro, wanted)
+        for turn in turns_of(self.place, self.stages, count, self._lead):
             if turn.forward:
-                held[turn.micro] = self._go_forward(lines, turn, inputs)
+                held[turn.micro] = await self._go_forward(lines, turn, inputs)
             else:
-                total += self._go_back(lines, turn, held.pop(turn.micro), targets, loss, count)
+                total += await self._go_back(lines, turn, held.pop(turn.micro), targets, loss, count)
         norms = [torch.linalg.vector_norm(p.grad) for p in self.parameters if p.grad is not None]
         norms_P = torch.stack(norms).float().cpu() if norms else torch.empty(0, dtype=torch.float32, device="cpu")
         done = Done(norms_P, total / count)
-        every = [done] if lines is None else lines.exchange(done)
+        every = [done] if lines is None else await lines.exchange(done)
         if clip is not None:
             norm = torch.linalg.vector_norm(torch.cat([one.norms_P for one in every]))
             torch.nn.utils.clip_grads_with_norm_(self.parameters, clip, norm)
         return every[-1].loss
 
-    def _go_forward(self, lines: Neighbours | None, turn: Turn, inputs: Sequence[Tensor]) -> _Held:
+    async def _go_forward(self, lines: Neighbours | None, turn: Turn, inputs: Sequence[Tensor]) -> _Held:
         if lines is None or self.is_first:
             came = inputs[turn.micro]
         else:
-            came = lines.receive_states(turn.micro).requires_grad_()
+            came = (await lines.receive_states(turn.micro)).requires_grad_()
         made = came
         for segment in self._segments:
             made = segment.run(made)
         if lines is not None and not self.is_last:
-            lines.send_on(turn.micro, made.detach())
+            await lines.send_on(turn.micro, made.detach())
         return _Held(came, made)
 
-    def _go_back(
+    async def _go_back(
         self, lines: Neighbours | None, turn: Turn, held: _Held, targets: Sequence[Tensor], loss: Loss, count: int
     ) -> float:
         value = 0.0
         if lines is not None and not self.is_last:
-            torch.autograd.backward(held.made, lines.receive_gradient(turn.micro))
+            torch.autograd.backward(held.made, await lines.receive_gradient(turn.micro))
         else:
-            wanted = targets[turn.micro] if lines is None else lines.receive_targets(turn.micro)
+            wanted = targets[turn.micro] if lines is None else await lines.receive_targets(turn.micro)
             mean = loss(held.made, wanted.to(held.made.device))
             torch.autograd.backward(mean / count)
             value = mean.item()
         if lines is not None and not self.is_first:
             assert held.came.grad is not None, "it was gone through"
-            lines.send_back(turn.micro, held.came.grad)
+            await lines.send_back(turn.micro, held.came.grad)
         return value

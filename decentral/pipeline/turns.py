@@ -1,9 +1,10 @@
 """The order in which the stages of one replica work through the micro-batches of a step, and how long that takes.
 
-Stage s of S goes forward with 1 + 2 (S - s - 1) micro-batches; then, as long as there are any, back with one and
+Stage s of S goes forward with 1 + L (S - s - 1) micro-batches; then, as long as there are any, back with one and
 forward with the next; then back with the rest (1F1B). A stage so holds the activations of so many, however many there
-are. One for each stage to come would do where lines take no time: the other of each two is under way. All gradients of
-a step are of the same parameters: nothing is stale, and a step ends with a flush.
+are. L = 1 is the papers' own, and does where lines take no time; at L = 2 each second one may be under way, and at
+L = 4 a line of 20 Mbit/s and 25 ms is full. All gradients of a step are of the same parameters: nothing is stale, and a
+step ends with a flush.
 
     share of the time in which a stage works, all alike: M / (M + S - 1)
 
@@ -17,10 +18,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["StageSpeed", "Turn", "busy_share", "count_micro_batches", "step_seconds", "turns_of"]
+__all__ = ["FAR", "NEAR", "StageSpeed", "Turn", "busy_share", "count_micro_batches", "step_seconds", "turns_of"]
 
 MICRO_BATCHES = 4  # times the stages: then a stage works in four fifths of the time
-LEAD = 2  # micro-batches forward for each stage to come, before the first goes back
+NEAR, FAR = 2, 4  # micro-batches forward for each stage to come, before the first goes back: at home, and elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class Turn:
     micro: int
 
 
-def turns_of(stage: int, stages: int, micro_batches: int) -> list[Turn]:
-    """Return the turns of one stage in a step, in order."""
-    ahead = min(1 + LEAD * (stages - stage - 1), micro_batches)
+def turns_of(stage: int, stages: int, micro_batches: int, lead: int = NEAR) -> list[Turn]:
+    """Return the turns of one stage in a step, in order; ``lead``: L above."""
+    ahead = min(1 + lead * (stages - stage - 1), micro_batches)
     order = [Turn(True, micro) for micro in range(ahead)]
     for micro in range(micro_batches):
         order.append(Turn(False, micro))
@@ -66,10 +67,10 @@ class StageSpeed:
     latency: float = 0.0  # from the last byte's leaving to its arrival
 
 
-def step_seconds(stages: Sequence[StageSpeed], micro_batches: int) -> float:
+def step_seconds(stages: Sequence[StageSpeed], micro_batches: int, lead: int = NEAR) -> float:
     """Return the seconds from a step's first forward turn to its last backward one."""
     count = len(stages)
-    left = [deque(turns_of(stage, count, micro_batches)) for stage in range(count)]
+    left = [deque(turns_of(stage, count, micro_batches, lead)) for stage in range(count)]
     arrived: dict[tuple[int, Turn], float] = {(0, Turn(True, micro)): 0.0 for micro in range(micro_batches)}
     arrived |= {(count - 1, Turn(False, micro)): 0.0 for micro in range(micro_batches)}
     free, line = [0.0] * count, [0.0] * count

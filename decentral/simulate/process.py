@@ -25,11 +25,13 @@ from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node, Start
 from decentral.observe.contributions import RoundMetrics
 from decentral.optimizers import make_outer
+from decentral.pipeline.group import GroupSide
 from decentral.replica.contents import Readings
 from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.rounds.reduce import Grain
 from decentral.simulate.disk import RecordingDisk
 from decentral.simulate.lessons import LessonName, first_anchors, lesson_named, toy_schema
+from decentral.simulate.stages import StageTrainer
 from decentral.simulate.trace import Trace
 from decentral.simulate.training import FlatModel, Note, StepPace, Trainer
 from decentral.simulate.weather import Weather, WeatheredTransport
@@ -83,6 +85,7 @@ class Machine:
     disk: RecordingDisk
     pace: StepPace
     part: range | None  # fragments that it trains; None: all
+    shares_with: int | None  # machines of the replica that it shares, itself included; None: it shares none
     may_found: bool  # with an empty disk: it is the run's first peer
     claim: float | None  # bytes/s that it may say it was seen to send
     num_steps: int  # inner steps of earlier lives
@@ -136,8 +139,11 @@ class SimulatedProcess:
             readings=site.readings,
         )
         live = LiveSide(self.model, self.lesson.inner, machine.signer.peer, schema)
-        self.schedule = make_schedule(site.manifest, bytes(32), live, machine.part)
-        self.node.directory.own.train(machine.part)
+        shares = machine.shares_with is not None
+        self.side = GroupSide(self.node) if shares else None
+        part = range(0) if shares else machine.part
+        self.schedule = make_schedule(site.manifest, bytes(32), live, part)
+        self.node.directory.own.train(part)
         if found is not None:
             self._resume(found)
         self.scope = anyio.CancelScope()
@@ -215,7 +221,12 @@ class SimulatedProcess:
             self.schedule.seen = self.node.driver.head.hash
             self._stand_at_anchors()
         machine = self.machine
-        trainer = Trainer(side, self.model, self.schedule, machine.pace, self.lesson, self.note, self._save)
+        given = side, self.model, self.schedule, machine.pace, self.lesson, self.note, self._save
+        if self.side is not None and machine.shares_with is not None:
+            side.begin(self.side.run)
+            trainer: Trainer = StageTrainer(*given, side=self.side, swarm=side, stages=machine.shares_with)
+        else:
+            trainer = Trainer(*given)
         trainer.num_steps = self.num_steps
         return trainer
 
@@ -309,6 +320,7 @@ class Host:
             random.Random(f"claim {site.seed} {number}").choice(site.claims) if site.claims else None
         )
         self.part: range | None = None  # fragments that it trains; None: all
+        self.shares_with: int | None = None  # machines of the replica that it shares; None: it shares none
         self.up = False
         self.num_steps = 0  # inner steps over all lives, so that no two leave the same mark
         self._past = Spent()  # by the lives before this one
@@ -363,6 +375,7 @@ class Host:
             disk=self.disk,
             pace=self.pace,
             part=self.part,
+            shares_with=self.shares_with,
             may_found=self.founder,
             claim=self.claim,
             num_steps=self.num_steps,

@@ -30,6 +30,8 @@ class Scenario:
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
     stand_in: StandIn | None = None  # what the small model's bytes stand for; None: for themselves
     seats: int = SEATS  # of the committee that votes where there are more hosts
+    groups: int = 0  # replicas of ``stages`` hosts each, the last ones, which share them
+    stages: int = 2
     parts: int = 0  # hosts, the last ones, that train one fragment each, another one than the host before
     claims: tuple[float, ...] = ()  # bytes/s that hosts say they were seen to send, one of these; empty: nothing
 

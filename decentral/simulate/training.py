@@ -145,6 +145,8 @@ class Trainer:
         lesson: Lesson,
         note: Note,
         save: Callable[[SyncSchedule], bool],
+        *,
+        is_stage: bool = False,
     ) -> None:
         self.node, self.model, self.schedule, self.pace = side.node, model, schedule, pace
         self.lesson, self.note = lesson, note
@@ -165,6 +167,7 @@ class Trainer:
                 control=self._control,
                 clock=anyio.current_time,
                 save=save,
+                is_stage=is_stage,
             )
         )
 

@@ -83,6 +83,8 @@ class World:
         if number >= self.scenario.hosts - self.scenario.parts:
             fragment = number % self.scenario.manifest.outer.fragments
             host.part = range(fragment, fragment + 1)
+        if number >= self.scenario.hosts - self.scenario.groups * self.scenario.stages:
+            host.shares_with = self.scenario.stages
         self._connect(host, profile.bandwidth * generator.lognormvariate(0.0, profile.bandwidth_spread))
         return host
 

@@ -355,9 +355,11 @@ class OuterLoop:
         """Train these fragments alone from now on, beginning at the anchor; return the fragments written. None: a
         commit comes in just now, or what this peer offered waits for one, so that it is to be asked again.
         """
-        self._parts.schedule.part = part
+        schedule = self._parts.schedule
+        schedule.part = part
         written = await self._merger.start_over(self._parts.all_fragments, forget=[])
-        self._parts.schedule.absences.clear()
+        schedule.absences = [away for away in schedule.absences if away.steps]  # of others nothing was dropped
+        self._merger.report_absences()
         return written
 
     async def settle(self) -> bool:

@@ -10,11 +10,11 @@ many pushes begin at once as leave each of them eight times the least rate.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 import anyio
 
@@ -53,7 +53,8 @@ _LOOK_EVERY = 0.5  # s between looks whether a push may begin because the others
 class ThrottledTransport:
     """A transport with caps.
 
-    ``urgent`` names the protocols that never wait for bulk; ``may_upload`` is asked before bulk goes.
+    ``urgent`` names the protocols that never wait for bulk, ``timely`` those that go before it: while something of
+    these leaves, bulk waits, a quarter of a second for each piece at most. ``may_upload`` is asked before either goes.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ThrottledTransport:
         caps: Caps | None = None,
         *,
         urgent: Collection[str],
+        timely: Collection[str] = (),
         may_upload: Callable[[], bool] = lambda: True,
     ) -> None:
         caps = caps or Caps()
@@ -71,7 +73,8 @@ class ThrottledTransport:
         self.down = None if caps.down is None else Gate(caps.down)
         self.meter = UplinkMeter()
         self.kept = KeptStreams(inner.kept.keeps)
-        self._urgent = frozenset(urgent)
+        self._urgent, self._timely = frozenset(urgent), frozenset(timely)
+        self.leaving = Leaving()
         self._pushes = 0
         self._pushed = Changes()
 
@@ -147,7 +150,7 @@ class ThrottledTransport:
 
         Who waits goes on, too, when those who push do not use up the cap: they are slow for another reason.
         """
-        if self.up is None or protocol in self._urgent:
+        if self.up is None or protocol in self._urgent or protocol in self._timely:
             yield
             return
         while self.up is not None and self._pushes >= self.up.rate // LEAST_CAP:
@@ -164,14 +167,46 @@ class ThrottledTransport:
 
     def _throttle(self, stream: Stream, protocol: str) -> ThrottledStream:
         count = self.traffic.kinds.setdefault(protocol, Count())
-        return ThrottledStream(stream, self, count, urgent=protocol in self._urgent)
+        precedence: Precedence = "bulk"
+        if protocol in self._urgent or protocol in self._timely:
+            precedence = "urgent" if protocol in self._urgent else "timely"
+        return ThrottledStream(stream, self, count, precedence)
 
 
 # ---- a stream that waits its turn ----
 
 _UNCAPPED_PIECE = 1 << 16  # bytes, so that the meter sees when the buffers are full; no slower than larger ones
 _TRIFLE = 64  # bytes: lengths and acknowledgements are booked without waiting
+LET_PASS = 0.25  # s
 _QUESTION = 4096  # bytes: asking for what others have is no upload
+
+
+Precedence = Literal["urgent", "timely", "bulk"]
+
+
+class Leaving:
+    """What is timely and leaves now, so that bulk waits for it."""
+
+    def __init__(self) -> None:
+        self._count, self._fewer = 0, Changes()
+
+    @contextmanager
+    def timely(self) -> Iterator[None]:
+        """Hold while it leaves."""
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._fewer.tell()
+
+    async def let_pass(self) -> None:
+        """Wait until nothing timely leaves, for a quarter of a second at most."""
+        if self._count:
+            with anyio.move_on_after(LET_PASS):
+                while self._count:
+                    await self._fewer.next()
 
 
 class Throttle(Protocol):
@@ -179,6 +214,7 @@ class Throttle(Protocol):
 
     up: Gate | None
     down: Gate | None
+    leaving: Leaving
     meter: UplinkMeter
     may_upload: Callable[[], bool]
 
@@ -186,20 +222,20 @@ class Throttle(Protocol):
 class ThrottledStream(Holdable):
     """A stream that waits its turn."""
 
-    def __init__(self, inner: Stream, transport: Throttle, count: Count, *, urgent: bool) -> None:
+    def __init__(self, inner: Stream, transport: Throttle, count: Count, precedence: Precedence) -> None:
         """``count``: of its protocol, to be added to."""
         super().__init__()
         if isinstance(inner, Holdable):
             self.watchdogs = inner.watchdogs  # whichever holds it up
         self.peer = inner.peer
-        self._inner, self._transport, self._count, self._urgent = inner, transport, count, urgent
+        self._inner, self._transport, self._count, self._precedence = inner, transport, count, precedence
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of ``data``. TransportError when it is bulk and the transport's owner allows no more."""
         view, transport = memoryview(data).cast("B"), self._transport
         piece = _UNCAPPED_PIECE if transport.up is None else piece_of(transport.up.rate)
         for start in range(0, len(view), piece):
-            if not self._urgent and len(view) > _QUESTION and not transport.may_upload():
+            if self._precedence != "urgent" and len(view) > _QUESTION and not transport.may_upload():
                 name = peer_name(self.peer)
                 raise TransportError(f"to {name}: the day's upload is used up; it goes on tomorrow (UTC)")
             await self._send_piece(view[start : start + piece])
@@ -223,9 +259,14 @@ class ThrottledStream(Holdable):
         await self._inner.aclose()
 
     async def _send_piece(self, piece: memoryview) -> None:
-        if self._urgent:
+        if self._precedence == "urgent":
             await self._pass_up(piece)
             return
+        if self._precedence == "timely":
+            with self._transport.leaving.timely():
+                await self._pass_up(piece)
+            return
+        await self._transport.leaving.let_pass()
         meter, began, taken = self._transport.meter, anyio.current_time(), 0
         meter.begin(began)
         try:
@@ -244,7 +285,7 @@ class ThrottledStream(Holdable):
         if nbytes <= _TRIFLE:
             gate.schedule.spend(nbytes, anyio.current_time())
             return
-        turn = gate.ask(self.peer, nbytes, urgent=self._urgent)
+        turn = gate.ask(self.peer, nbytes, self._precedence)
         if not turn.granted:
             with self.held():
                 await gate.wait(turn)
@@ -277,9 +318,10 @@ class Gate:
             self._schedule = Schedule(self.rate, anyio.current_time())
         return self._schedule
 
-    def ask(self, peer: PeerId, nbytes: int, *, urgent: bool) -> Turn:
+    def ask(self, peer: PeerId, nbytes: int, precedence: Precedence = "bulk") -> Turn:
         """Ask the schedule for a turn; ``wait`` for it unless it is granted."""
-        return self.schedule.ask(peer, nbytes, anyio.current_time(), urgent=urgent)
+        urgent, timely = precedence == "urgent", precedence == "timely"
+        return self.schedule.ask(peer, nbytes, anyio.current_time(), urgent=urgent, timely=timely)
 
     async def wait(self, turn: Turn) -> None:
         """Wait until it is granted."""

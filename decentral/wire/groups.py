@@ -25,6 +25,8 @@ from decentral.wire.keys import PeerId, Signer, verify
 
 __all__ = [
     "BODY_HEAD_NBYTES",
+    "BOUNDARY",
+    "GROUP",
     "MOST_MEMBERS",
     "MOST_MICRO_BATCHES",
     "Body",
@@ -35,6 +37,7 @@ __all__ = [
     "sign_group",
 ]
 
+GROUP, BOUNDARY = "/decentral/group/1", "/decentral/boundary/1"  # protocols: of forming groups, of what crosses
 MOST_MEMBERS = 4
 MOST_MICRO_BATCHES = 1 << 10
 

@@ -115,6 +115,32 @@ def test_a_flood_of_urgent_bytes_leaves_bulk_its_share_and_the_cap_whole():
     assert urgent >= EXPRESS_SHARE * RATE * 59
 
 
+def test_timely_bytes_go_before_bulk_which_keeps_its_share():
+    schedule, now, moved = Schedule(RATE, 0.0), 0.0, {True: 0, False: 0}
+    turns = {timely: schedule.ask(A, 20_000, 0.0, timely=timely) for timely in (False, True)}
+    while now < 60.0:
+        for timely, turn in turns.items():
+            if turn.granted:
+                moved[timely] += turn.nbytes
+                turns[timely] = schedule.ask(A if timely else B, 20_000, now, timely=timely)
+        now += 0.005
+        schedule.due(now)
+    assert sum(moved.values()) == pytest.approx(60 * RATE, rel=0.02)
+    assert moved[False] / moved[True] == pytest.approx(1 / 3, rel=0.05)
+
+
+def test_what_is_timely_overtakes_all_bulk_that_waits():
+    schedule = Schedule(RATE, 0.0)
+    while schedule.ask(A, 50_000, 0.0).granted:
+        pass
+    waiting = [schedule.ask(A, 50_000, 0.0) for _ in range(50)]
+    timely = schedule.ask(B, 50_000, 0.0, timely=True)
+    assert schedule.head is timely
+    schedule.drop(timely)
+    assert schedule.head is not timely
+    assert not any(turn.granted for turn in waiting)
+
+
 def test_no_order_of_asks_moves_more_than_the_rate_and_its_bursts():
     for seed in range(8):
         generator = random.Random(seed)
@@ -122,7 +148,8 @@ def test_no_order_of_asks_moves_more_than_the_rate_and_its_bursts():
         for _ in range(2000):
             now += generator.expovariate(1 / 0.01)
             peer, nbytes = generator.choice((A, B, C)), generator.randint(1, 65536)
-            turn = schedule.ask(peer, nbytes, now, urgent=generator.random() < 0.3)
+            kinds = {"urgent": generator.random() < 0.3, "timely": generator.random() < 0.3}
+            turn = schedule.ask(peer, nbytes, now, **kinds)
             if turn.granted:
                 moved.append((now, nbytes))
             else:

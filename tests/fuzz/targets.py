@@ -33,7 +33,8 @@ from decentral.errors import ConfigError, DiskError, InviteError, PayloadError, 
 from decentral.manifest import parse_manifest
 from decentral.manifest.presets import check_methods
 from decentral.parameters import Fragment, ParameterSpec, Schema
-from decentral.pipeline.lines import Forms, StageInbox
+from decentral.pipeline.lines import Forms, StageInbox, ThreadBell
+from decentral.pipeline.stage import Done
 from decentral.redundancy import pieces
 from decentral.redundancy.pieces import Label
 from decentral.replica.codec import Codec, Shapes, numel
@@ -220,7 +221,7 @@ def _stage_body(data: bytes) -> object:
     record = GroupRecord(RUN, 7, tuple((peer, place, place + 1) for place, peer in enumerate(PEERS)), 2, 2)
     states, targets = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
     forms = Forms.of(record, states, states, targets, dict.fromkeys(PEERS, 4))
-    held = StageInbox(record, PEERS[1], forms)
+    held = StageInbox(record, PEERS[1], forms, ThreadBell())
     body = Body.read(data)
     assert body.to_bytes() == data
     held.put(PEERS[0], body)
@@ -229,6 +230,8 @@ def _stage_body(data: bytes) -> object:
         read = forms.comes.read(body.values)
         assert read.shape == states.shape
         assert torch.isfinite(read).all()
+    if body.kind is BodyKind.DONE:
+        assert len(Done.read(body.values).norms_P) <= 4
     return body
 
 

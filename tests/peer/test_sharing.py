@@ -22,6 +22,7 @@ from decentral.pipeline.stage import Segment, Stage
 from decentral.pipeline.turns import count_micro_batches
 from decentral.tensors.memory import offload_to
 from decentral.training.part import Needs
+from decentral.training.swarm_side import run_blocking
 from tests.kit.patience import until
 from tests.kit.problems import joined, run_together
 from tests.kit.trainees import terms
@@ -75,7 +76,7 @@ class Whole(Machine):
     def gradients(self, peer: Peer, inputs: Tensor, targets: Tensor) -> float | None:
         count = count_micro_batches(len(inputs), 3)
         stage = Stage([Segment(layer, (layer,)) for layer in self.model], 0, 1)
-        return stage.step(None, inputs.chunk(count), targets.chunk(count), mse_loss, clip=1.0)
+        return run_blocking(stage.step(None, inputs.chunk(count), targets.chunk(count), mse_loss, clip=1.0))
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ import pytest
 
 from decentral.errors import PayloadError, TransportError
 from decentral.pipeline.cut import Machine
-from decentral.pipeline.group import GROUP, PLEDGED, Formation, Seeker, Wanted
+from decentral.pipeline.group import PLEDGED, Formation, Seeker, Wanted
 from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request
 from decentral.wire.codecs import to_bytes
-from decentral.wire.groups import GroupRecord, Sealed, sign_group
+from decentral.wire.groups import GROUP, GroupRecord, Sealed, sign_group
 from tests.kit.nodes import signer_of
 
 RUN, FRAGMENTS = bytes(32), 12

@@ -13,9 +13,10 @@ import torch
 
 from decentral.errors import ConfigError, GroupBroken, PayloadError
 from decentral.pipeline.boundary import ROUNDINGS
-from decentral.pipeline.lines import Boundaries, Form, Forms, StageInbox, StageLines
+from decentral.pipeline.lines import Boundaries, Form, Forms, LoopBell, StageInbox, StageLines, ThreadBell
 from decentral.pipeline.stage import Done
 from decentral.simulate.virtual_time import run_in_virtual_time
+from decentral.training.swarm_side import run_blocking
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.groups import Body, BodyKind, GroupRecord
 from decentral.wire.keys import PeerId
@@ -29,7 +30,7 @@ STATES, TARGETS = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)),
 
 
 def inbox_of(place: int) -> StageInbox:
-    return StageInbox(RECORD, PEERS[place], forms_of(place))
+    return StageInbox(RECORD, PEERS[place], forms_of(place), ThreadBell())
 
 
 def forms_of(place: int) -> Forms:
@@ -91,13 +92,13 @@ def test_a_body_is_taken_once_however_often_it_comes() -> None:
     inbox = inbox_of(1)
     inbox.put(PEERS[0], states())
     inbox.put(PEERS[0], states())
-    assert inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 1.0) == states().values
+    assert run_blocking(inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 1.0)) == states().values
     inbox.put(PEERS[0], states(step=1))
     inbox.begin(1)
     inbox.put(PEERS[0], states())  # of a step that is over: sent again after a stream failed
-    assert inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 1.0) == states(step=1).values
+    assert run_blocking(inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 1.0)) == states(step=1).values
     with pytest.raises(GroupBroken, match="sent nothing"):
-        inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 0.3)
+        run_blocking(inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 0.3))
 
 
 def test_no_more_is_held_than_two_steps_have() -> None:
@@ -115,7 +116,7 @@ def test_who_waits_hears_that_a_member_has_left() -> None:
 
     def wait() -> None:
         try:
-            inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, PATIENCE)
+            run_blocking(inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, PATIENCE))
         except GroupBroken as error:
             heard.append(str(error))
 
@@ -131,7 +132,7 @@ def test_who_waits_is_asked_whether_to_go_on() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        inbox_of(1).take(BodyKind.STATES, PEERS[0], 0, stop, PATIENCE)
+        run_blocking(inbox_of(1).take(BodyKind.STATES, PEERS[0], 0, stop, PATIENCE))
 
 
 def test_gradients_of_others_that_are_not_finite_end_the_group_before_anybody_steps() -> None:
@@ -139,9 +140,13 @@ def test_gradients_of_others_that_are_not_finite_end_the_group_before_anybody_st
     for peer, norm in ((PEERS[0], 1.0), (PEERS[2], float("nan"))):
         done = Done(torch.tensor([norm]), 0.5)
         inbox.put(peer, Body(BodyKind.DONE, RECORD.number, 0, 0, done.to_bytes()))
-    lines = StageLines(inbox, PEERS[1], forms_of(1), lambda peer, body: sent.append(peer), go_on, 1.0)
+
+    async def post(peer: PeerId, body: bytes) -> None:
+        sent.append(peer)
+
+    lines = StageLines(inbox, PEERS[1], forms_of(1), post, go_on, 1.0)
     with pytest.raises(GroupBroken, match="not finite"):
-        lines.exchange(Done(torch.tensor([1.0])))
+        run_blocking(lines.exchange(Done(torch.tensor([1.0]))))
     assert inbox.why
 
 
@@ -253,7 +258,7 @@ def test_a_stranger_sends_nothing_large_to_anybody() -> None:
         first, second, stranger = sides
         record = GroupRecord(RECORD.run, 7, ((PEERS[0], 0, 1), (PEERS[1], 1, 2)), 4, 0)
         forms = Forms.of(record, STATES, None, TARGETS, dict.fromkeys(PEERS[:2], 2))
-        group.start_soon(second.boundaries.run, StageInbox(record, second.peer, forms))
+        group.start_soon(second.boundaries.run, StageInbox(record, second.peer, forms, LoopBell()))
         group.start_soon(stranger.boundaries.run, stranger.inbox)
         await anyio.sleep(0.1)
         await stranger.boundaries.post(second.peer, states().to_bytes())

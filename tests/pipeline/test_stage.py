@@ -16,6 +16,7 @@ from decentral.parameters import schema_of
 from decentral.pipeline.stage import Done, Stage, segments_of
 from decentral.tasks.language_model import LanguageModel, build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
+from decentral.training.swarm_side import run_blocking
 from tests.kit.patience import PATIENCE
 
 MICRO, WINDOWS, LENGTH = 5, 2, 8
@@ -34,25 +35,25 @@ class Queues:
     def _take(self, kind: str, of: int) -> Any:
         return self._ways[kind, of, self._place].get(timeout=PATIENCE)
 
-    def send_on(self, micro: int, states: Tensor) -> None:
+    async def send_on(self, micro: int, states: Tensor) -> None:
         self._put("states", self._place + 1, states.clone())
 
-    def send_back(self, micro: int, gradient: Tensor) -> None:
+    async def send_back(self, micro: int, gradient: Tensor) -> None:
         self._put("gradient", self._place - 1, gradient.clone())
 
-    def send_targets(self, micro: int, targets: Tensor) -> None:
+    async def send_targets(self, micro: int, targets: Tensor) -> None:
         self._put("targets", self._stages - 1, targets)
 
-    def receive_states(self, micro: int) -> Tensor:
+    async def receive_states(self, micro: int) -> Tensor:
         return self._take("states", self._place - 1)
 
-    def receive_gradient(self, micro: int) -> Tensor:
+    async def receive_gradient(self, micro: int) -> Tensor:
         return self._take("gradient", self._place + 1)
 
-    def receive_targets(self, micro: int) -> Tensor:
+    async def receive_targets(self, micro: int) -> Tensor:
         return self._take("targets", 0)
 
-    def exchange(self, done: Done) -> list[Done]:
+    async def exchange(self, done: Done) -> list[Done]:
         others = [other for other in range(self._stages) if other != self._place]
         for other in others:
             self._put("done", other, done.to_bytes())
@@ -123,7 +124,7 @@ def train_in_stages(
         optimizer = optimizer_of(stage.parameters)
         lines = Queues(place, stages, ways)
         for step in steps:
-            losses[place].append(stage.step(lines, step, step, mine.loss, clip))
+            losses[place].append(run_blocking(stage.step(lines, step, step, mine.loss, clip)))
             optimizer.step()
             optimizer.zero_grad()
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.pipeline.turns import StageSpeed, Turn, busy_share, count_micro_batches, step_seconds, turns_of
+from decentral.pipeline.turns import (
+    FAR,
+    NEAR,
+    StageSpeed,
+    Turn,
+    busy_share,
+    count_micro_batches,
+    step_seconds,
+    turns_of,
+)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
@@ -18,13 +27,14 @@ def test_every_stage_goes_forward_and_back_once_with_each_and_never_back_first(s
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_a_stage_holds_no_more_micro_batches_than_two_for_each_stage_to_come(stages: int) -> None:
+@pytest.mark.parametrize("lead", [1, NEAR, FAR])
+def test_a_stage_holds_no_more_micro_batches_than_its_lead_for_each_stage_to_come(stages: int, lead: int) -> None:
     for stage in range(stages):
         held = most = 0
-        for turn in turns_of(stage, stages, 32):
+        for turn in turns_of(stage, stages, 32, lead):
             held += 1 if turn.forward else -1
             most = max(most, held)
-        assert most == 1 + 2 * (stages - stage - 1)
+        assert most == 1 + lead * (stages - stage - 1)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
@@ -43,6 +53,15 @@ def test_a_line_that_is_slower_than_a_stage_sets_the_pace() -> None:
 def test_latency_costs_trips_of_filling_and_emptying_and_no_more() -> None:
     near, far = (step_seconds([StageSpeed(1.0, 2.0, latency=latency)] * 3, 24) for latency in (0.0, 0.5))
     assert far - near <= 0.5 * 2 * 2
+
+
+def test_a_far_line_is_full_with_the_lead_of_far_ones() -> None:
+    """20 Mbit/s and 25 ms, states of 67 kB, a stage that computes faster than that."""
+    speed, count = [StageSpeed(0.01, 0.02, send=0.027, latency=0.025)] * 3, 12
+    bound = count * 0.054 / busy_share(3, count)
+    near, far = (bound / step_seconds(speed, count, lead) for lead in (NEAR, FAR))
+    assert near < 0.8
+    assert far > 0.9
 
 
 @pytest.mark.parametrize(("batch", "stages", "count"), [(16, 3, 16), (32, 3, 16), (48, 2, 8), (8, 4, 8), (1, 2, 1)])

@@ -55,6 +55,8 @@ def scenario(seed: int, rounds: int, *, kind: str = "") -> Scenario:
     """
     if kind == "parts":
         return of_parts(seed, rounds)
+    if kind == "groups":
+        return of_groups(seed, rounds)
     usual = drawn(seed, rounds)
     if kind == "committees":
         generator = random.Random(f"committee {seed}")
@@ -75,6 +77,22 @@ def of_parts(seed: int, rounds: int) -> Scenario:
     hosts = generator.choice([3, 4, 4, 5])
     parts = generator.choice([1, 1, 2, hosts - 1, hosts])
     return replace(usual, manifest=manifest, hosts=hosts, parts=parts, lesson="marks")
+
+
+def of_groups(seed: int, rounds: int) -> Scenario:
+    """A swarm in four fragments, some of whose hosts share replicas, and one or two of which train all of it."""
+    usual, generator = drawn(seed, rounds), random.Random(f"groups {seed}")
+    exchange = generator.choice(["gather", "gather", "reduce"])
+    manifest = toy_manifest(exchange, seed).changed(
+        inner={"steps": 8},
+        outer={"fragments": 4, "layout": "stages", "overlap": generator.choice([0, 0, 1])},
+        swarm=usual.manifest.swarm.model_dump(),
+    )
+    stages = generator.choice([2, 2, 3, 4])
+    groups = generator.choice([1, 2]) if stages == 2 else 1
+    spares = generator.choice([0, 0, 1])
+    hosts = generator.choice([1, 2]) + stages * groups + spares
+    return replace(usual, manifest=manifest, hosts=hosts, groups=groups, stages=stages, lesson="marks")
 
 
 def widely(seed: int, around: Manifest) -> Manifest:

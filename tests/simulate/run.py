@@ -111,7 +111,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="1-2000", help="first-last, or one")
     parser.add_argument("--rounds", type=int, default=50, help="outer steps under faults, per seed")
     special = parser.add_mutually_exclusive_group()
-    for kind, told in (("committees", "more hosts, of which three or five vote"), ("parts", "hosts that train a part")):
+    kinds = {
+        "committees": "more hosts, of which three or five vote",
+        "parts": "hosts that train a part",
+        "groups": "hosts that share a replica",
+    }
+    for kind, told in kinds.items():
         special.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, default="", help=told)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--trace", action="store_true", help="tell everything that happened")

@@ -283,6 +283,6 @@ async def _pass_on(source: NativeStream, target: NativeStream, terms: SpliceTerm
 
 
 async def _turn(gate: Gate, source: NativeStream, nbytes: int) -> None:
-    turn = gate.ask(source.peer, nbytes, urgent=False)
+    turn = gate.ask(source.peer, nbytes)
     if not turn.granted:
         await gate.wait(turn)
