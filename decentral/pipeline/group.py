@@ -33,6 +33,7 @@ from decentral.wire.keys import SIGNATURE_NBYTES, Digest, PeerId, Signer, peer_n
 
 __all__ = ["Formation", "GroupSide", "Seeker", "Wanted"]
 
+ROOM = 2.0  # times as quick as its stage a line is to be: at once, it filled and emptied late (0.81 of what it allows)
 ASSUMED = 2.5e6  # bytes/s of an uplink that has not been measured, as presets assume it
 GATHER = 3.0  # s for which nobody new came, before a group is proposed: machines of one home start within seconds
 LOOK_EVERY = 0.5  # s
@@ -263,14 +264,14 @@ def choose(machines: Mapping[PeerId, Machine], wanted: Wanted) -> tuple[tuple[Pe
 
 
 def choose_rounding(stages: Sequence[Machine], cut: Cut, wanted: Wanted) -> int:
-    """Return the number of the rounding: as exact as lines carry without being the slowest, or the shortest."""
+    """Return the number of the rounding: as exact as lines carry in half the time of computing, or the shortest."""
     compute = max(
         sum(wanted.work[part.start : part.stop]) / stage.speed for stage, part in zip(stages, cut.parts, strict=True)
     )
     if all(one.home & other.home for one, other in pairwise(stages)):
         return 0
     slowest = max(2 * wanted.nbytes / (stage.uplink or ASSUMED) for stage in stages)
-    return next((number for number, share in enumerate((1.0, 0.5)) if slowest * share <= compute), 2)
+    return next((number for number, share in enumerate((1.0, 0.5)) if slowest * share <= compute / ROOM), 2)
 
 
 # ---- one peer's side ----

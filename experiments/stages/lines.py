@@ -99,10 +99,11 @@ def work(given: argparse.Namespace) -> None:
     )
     net = {"listen": (told["listen"],), "transport": "native", "lan": False, "quiet": True, "alone": True}
     batch = torch.randn(given.micro_batches, given.tokens, given.width, generator=torch.Generator().manual_seed(2))
+    classes = torch.zeros(given.micro_batches, given.tokens, dtype=torch.int64)  # as tokens are, two orders smaller
     with decentral.join(told.get("invite") or manifest, model, optimizer, out=told["out"], **net, **shares) as peer:
         say(invite=peer.invite)
         while not peer.done:
-            loss = peer.gradients(batch, batch, lambda made, wanted: (made - wanted).square().mean())
+            loss = peer.gradients(batch, classes, lambda made, wanted: (made[..., 0] - wanted).square().mean())
             if loss is not None:
                 optimizer.step()
                 kinds = peer.swarm.transport.traffic.kinds
@@ -135,6 +136,8 @@ def main() -> int:
     with Lab() as lab, tempfile.TemporaryDirectory() as folder:
         line = Line(up=given.mbit, down=given.mbit, delay=given.delay)
         hosts = [lab.public(f"peer{number}", line) for number in range(1 + STAGES)]
+        for host in hosts:
+            host.sysctl("net/ipv4/tcp_congestion_control", "cubic")  # as Linux has it
         peers: list[subprocess.Popen[str]] = []
         try:
             invite = ""
