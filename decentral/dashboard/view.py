@@ -78,11 +78,17 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
         "rows": _ROWS,  # of this peer's card on the page
         "gossips": last is not None and is_pair(last),
         "peers": [peer_of(member, last, called) for member in _shown(status)],
+        "stages": [stage_of(one, called) for one in status.stages],
         "more_peers": max(0, len(status.members) - PEERS),
         "open": _open_round(status, called),
         "diagnostics": _diagnostics(status),
         "bytes": bytes_of(status),
     }
+
+
+def stage_of(stage: Mapping[str, Any], called: Mapping[str, str]) -> View:
+    """Return a stage of the replica that this peer is in, as this peer sees it."""
+    return {**stage, "short": with_names(short_name(str(stage.get("peer", "?"))), called)}
 
 
 def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None, called: Mapping[str, str]) -> View:
@@ -101,7 +107,10 @@ def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None, called: M
         "self": bool(member.get("self")),
         "presence": presence(member),
         "in_last_round": taken,
-        **{key: member.get(key) for key in ("round", "path", "relayed_share", "answers_in", "uplink_bits", "seen")},
+        **{
+            key: member.get(key)
+            for key in ("round", "trains", "path", "relayed_share", "answers_in", "uplink_bits", "seen")
+        },
         **{key: member.get(key) for key in ("bytes_sent", "bytes_received")},
     }
 

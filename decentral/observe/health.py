@@ -188,6 +188,8 @@ def _following(status: Status) -> str:
 def _waiting(status: Status) -> str:
     if status.wanted_members:
         return _waiting_for_members(status)
+    if status.shares and not status.stages:
+        return "waiting: for other machines that share (--share), to be one replica with them; it follows the run"
     whom = list_names(status.waiting_for) or "the other peers"
     return f"waiting: round {status.round + 1} needs {whom}; training goes on after it"
 

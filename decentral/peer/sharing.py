@@ -77,6 +77,8 @@ class SharedReplica:
             await loop.leave(str(error))
             self._host.tell_over(str(error))
         except StepGivenUp:
+            if self._control.leaving:
+                await loop.leave("this peer leaves")
             self._boundary.stand_by(part)
         for parameter in self._model.trained.values():  # half made
             parameter.grad = None

@@ -93,7 +93,7 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
     given, me, name = part.giving.now(), peer_name(node.driver.state.me), part.settings.options["name"] or ""
     went_on = node.driver.state.went_on if node.driver.state.given_up else None
     return Status(
-        state=state_of(node, reporter, control, done=done),
+        state=state_of(node, reporter, control, done=done, looks=looks_for_machines(part)),
         peer=me,
         name=name,
         names=_names_known(node.directory.table) | ({me: name} if name else {}),
@@ -105,6 +105,8 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
         epoch=head.epoch,
         inner_steps=inner_steps,
         members=tuple(_member(part, member, done=done) for member in head.members),
+        shares=part.sharing is not None,
+        stages=_stages(part),
         given_up=tuple(peer_name(member) for member in sorted(node.driver.state.given_up)),
         given_up_seconds=None if went_on is None else now - went_on.since,
         given_up_rounds=0 if went_on is None else head.outer_step - went_on.outer_step,
@@ -176,8 +178,29 @@ def _rates(part: Participation) -> tuple[int, int, float, float]:
     return sent, received, *part.reporter.counters.traffic.per_second(sent, received)
 
 
-def state_of(node: Node, reporter: Counters, control: LoopControl, *, done: bool) -> str:
-    """Return in one word what the peer does."""
+def looks_for_machines(part: Participation) -> bool:
+    """Tell whether it trains nothing until it is one replica with others."""
+    return part.sharing is not None and part.sharing.inbox is None
+
+
+def _stages(part: Participation) -> tuple[dict[str, object], ...]:
+    """Return the stages of the replica that this peer is in."""
+    if part.sharing is None or (inbox := part.sharing.inbox) is None:
+        return ()
+    return tuple(
+        {
+            "peer": peer_name(peer),
+            "first": first,
+            "stop": stop,
+            "self": peer == part.identity.peer,
+            "waited_for": peer == inbox.waits_for,
+        }
+        for peer, first, stop in inbox.record.stages
+    )
+
+
+def state_of(node: Node, reporter: Counters, control: LoopControl, *, done: bool, looks: bool = False) -> str:
+    """Return in one word what the peer does; ``looks``: for machines to share a replica with."""
     if done:
         return "leaving" if control.leaving else "done"
     if node.state in ("leaving", "syncing"):
@@ -193,7 +216,7 @@ def state_of(node: Node, reporter: Counters, control: LoopControl, *, done: bool
     if reporter.stands_long:
         return "waiting"
     alone = not node.directory.live()
-    return "looking" if alone else "training"
+    return "looking" if alone else "waiting" if looks else "training"
 
 
 def _member(part: Participation, member: bytes, *, done: bool) -> dict[str, object]:
@@ -208,10 +231,17 @@ def _member(part: Participation, member: bytes, *, done: bool) -> dict[str, obje
         "live": here or lease is not None,
         "left": not here and lease is None and (done or node.directory.left_politely(member)),
         "round": node.outer_steps if here else _round_of(node, lease),
+        "trains": _trains(node, member),
         "bytes_sent": count.sent,
         "bytes_received": count.received,
         **({} if here else _way(part, member)),
     }
+
+
+def _trains(node: Node, member: bytes) -> list[int] | None:
+    """Return the fragments that a member trains, the first and the one after the last; None: all of them."""
+    part = node.driver.machine.state.presence.parts.get(member)
+    return None if part is None else [part.start, part.stop]
 
 
 def _names_known(table: LeaseTable) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """How machines that are too small for a model each become one replica of it: they find each other, and agree.
 
-Who looks for others says so by its lease: it trains no fragment. Of those that look, the one with the lowest id
-proposes: it asks each what it has, cuts the model (`decentral.pipeline.cut`), collects a signature of each member, and
-hands all of them the sealed record. Machines of one local network come first. A record that is not sealed is nothing;
-one that is sealed names each member, and each of them began with it or tells the others that it did not.
+Who looks for others says so by its lease: it trains no fragment. Of those that look, the one with the lowest id of
+eight proposes: it asks each what it has, cuts the model (`decentral.pipeline.cut`), collects a signature of each
+member, and hands all of them the sealed record. Machines of one local network come first. A record that is not sealed
+is nothing; one that is sealed names each member, and each of them began with it or tells the others that it did not.
 
 A group is no part of the run: its members hold leases, vote and offer as any other peer, each for its own fragments. A
 replica of several machines so counts once in every fragment.
@@ -40,7 +40,8 @@ LOOK_EVERY = 0.5  # s
 TIMEOUT = 10.0  # s for an answer
 NEAR = 0.01  # s, there and back: of machines in one home
 AVOIDED = 120.0  # s for which who did not do its part is in no group with this peer
-PLEDGED = 30.0  # s for which a member that signed waits for the seal
+ROW = 2 * MOST_STAGES  # who look, of which the first proposes
+PLEDGED = 15.0  # s for which a member that signed waits for the seal
 _ASK, _PLEDGE, _SEAL = b"\0", b"\1", b"\2"
 _LIMIT = 1 << 12
 
@@ -102,15 +103,24 @@ class Formation:
         known, since = tuple[PeerId, ...](), anyio.current_time()
         while True:
             await anyio.sleep(LOOK_EVERY)
-            seekers, now = tuple(self._finder.seekers()), anyio.current_time()
+            seekers, now = self._own_row(), anyio.current_time()
             peers = tuple(seeker.peer for seeker in seekers)
             if peers != known:
                 known, since = peers, now
-            is_mine = bool(peers) and peers[0] == self._transport.peer
-            if self._wanted is None or self._is_pledged(now) or not is_mine or now < since + GATHER:
+            is_first = len(peers) > 1 and peers[0] == self._transport.peer
+            if self._wanted is None or self._is_pledged(now) or not is_first or now < since + GATHER:
                 continue
-            if len(peers) > 1 and not await self._propose(self._wanted, seekers):
+            if not await self._propose(self._wanted, seekers):
                 since = anyio.current_time()  # somebody is slow, or has left: look anew
+
+    def _own_row(self) -> Sequence[Seeker]:
+        """Return those who look beside this peer, itself included; where many look, each row forms groups of its own.
+
+        Two rows may differ in the eyes of two peers: who has signed for one group signs for no other.
+        """
+        seekers = self._finder.seekers()
+        place = next((n for n, one in enumerate(seekers) if one.peer == self._transport.peer), 0)
+        return seekers[place - place % ROW :][:ROW]
 
     # ---- the one that proposes ----
 
@@ -123,6 +133,7 @@ class Formation:
         record = self._describe(chosen, machines, cut, wanted)
         signatures = await self._collect(record)
         if len(signatures) < len(record.members) or self._wanted is None:
+            self._pledge = None
             self._on_pledge(None)
             return False
         sealed = Sealed(record, tuple(signatures[peer] for peer in record.members))
@@ -285,6 +296,7 @@ class GroupSide:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.record: GroupRecord | None = None  # the group that this peer is in, or is to enter
+        self.inbox: StageInbox | None = None  # of the group that it is in
         self.boundaries = Boundaries(node.transport, gives_up=node.manifest.swarm.lease)
         self.formation = Formation(
             node.transport,
@@ -332,9 +344,12 @@ class GroupSide:
 
     async def enter(self, inbox: StageInbox) -> None:
         """Move what crosses in a group, and watch its members, until it is no more."""
+        self.inbox = inbox
         async with anyio.create_task_group() as group:
             group.start_soon(self.boundaries.run, inbox)
             group.start_soon(self.watch, inbox)
+        if self.inbox is inbox:
+            self.inbox = None
 
     async def avoid(self, peer: PeerId) -> None:
         """Be in no group with a peer for a while: it did not do its part."""

@@ -184,6 +184,7 @@ class StageInbox:
         self._lock = threading.Lock()
         self.why = ""  # the group is no more; empty: it is
         self.blamed: PeerId | None = None  # who did not do its part, where it is known
+        self.waits_for: PeerId | None = None  # whose body is waited for now
 
     @property
     def most_nbytes(self) -> int:
@@ -225,13 +226,14 @@ class StageInbox:
             with self._lock:
                 found = self._held.pop(key, None)
             if found is not None:
+                self.waits_for = None
                 return memoryview(found)
             if not self.why and looks <= 0:
                 self.end(f"{peer_name(peer)} sent nothing for {patience:.0f} s", peer)
             if self.why:
                 raise GroupBroken(self.why)
             goes_on()
-            before = len(self._held)
+            before, self.waits_for = len(self._held), peer
             await self._bell.wait(_LOOK_EVERY)
             looks -= len(self._held) == before  # others' bodies ring, too
 

@@ -31,9 +31,8 @@ from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.rounds.reduce import Grain
 from decentral.simulate.disk import RecordingDisk
 from decentral.simulate.lessons import LessonName, first_anchors, lesson_named, toy_schema
-from decentral.simulate.stages import StageTrainer
 from decentral.simulate.trace import Trace
-from decentral.simulate.training import FlatModel, Note, StepPace, Trainer
+from decentral.simulate.training import FlatModel, Note, StageTrainer, StepPace, Trainer
 from decentral.simulate.weather import Weather, WeatheredTransport
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule, make_schedule, memory_of, resume, stand_at, tensors_of

@@ -185,7 +185,7 @@ Precedence = Literal["urgent", "timely", "bulk"]
 
 
 class Leaving:
-    """What is timely and leaves now, so that bulk waits for it."""
+    """The count of timely sends under way, for which bulk waits."""
 
     def __init__(self) -> None:
         self._count, self._fewer = 0, Changes()

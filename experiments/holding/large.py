@@ -3,9 +3,11 @@
 python -m experiments.holding.large --million 67 --fragments 8
 python -m experiments.holding.large --million 1000 --fragments 8 --dtype bfloat16 --offload /var/tmp/large --rounds 10
 python -m experiments.holding.large --million 134 --fragments 4 --memory 1.7GB
+python -m experiments.holding.large --million 134 --fragments 4 --memory 1.83GB --share 4 --group a --group b ...
 
 An inner step moves every parameter by chance and needs no gradient, so that what is measured is the rounds'. With
-``--memory``, which the second peer has, both train by AdamW, in stages. The last round is followed by the end of both
+``--memory``, which the second peer has, both train by AdamW, in stages; with ``--share`` so many peers beside the first
+have it, and are one replica. The last round is followed by the end of both
 processes: what they would write then is not measured.
 """
 
@@ -54,8 +56,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--offload", type=Path, default=None)
     parser.add_argument("--memory", default=None, help="of the second peer, as 1.7GB")
     parser.add_argument(
-        "--group", type=Path, default=None, help="a memory control group that the second peer is put in"
+        "--group",
+        type=Path,
+        default=[],
+        action="append",
+        help="a memory control group, one for each peer but the first",
     )
+    parser.add_argument("--share", type=int, default=0, help="peers that are one replica beside the first")
     parser.add_argument("--seat", type=int, default=None, help="one of the two peers")
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--invite", default=None)
@@ -71,9 +78,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.offload) as folder:
         peers = [start(given, Path(folder), 0, None)]
         invite = said(peers[0])["invite"]
-        peers.append(start(given, Path(folder), 1, invite))
-        if given.group is not None:
-            (given.group / "cgroup.procs").write_text(str(peers[1].pid))
+        for seat in range(1, 1 + max(1, given.share)):
+            peers.append(start(given, Path(folder), seat, invite))
+            if given.group:
+                (given.group[seat - 1] / "cgroup.procs").write_text(str(peers[seat].pid))
         try:
             for _ in range(given.rounds):
                 print(json.dumps([said(peer) for peer in peers]), flush=True)
@@ -86,7 +94,7 @@ def main() -> None:
 def start(given: argparse.Namespace, folder: Path, seat: int, invite: str | None) -> subprocess.Popen[str]:
     """One peer as a process of its own."""
     command = [sys.executable, "-m", "experiments.holding.large", "--seat", str(seat), "--folder", str(folder)]
-    for name in ("million", "fragments", "rounds", "dtype", "offload", "memory"):
+    for name in ("million", "fragments", "rounds", "dtype", "offload", "memory", "share"):
         command += [f"--{name}", str(getattr(given, name))] if getattr(given, name) is not None else []
     command += [] if invite is None else ["--invite", invite]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -122,16 +130,19 @@ def take_part(given: argparse.Namespace) -> None:
     where = {"out": given.folder / str(given.seat), "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False}
     settings = {"quiet": True, "checkpoint_every": 10_000, "join_timeout": JOIN, "offload": given.offload}
     settings["memory"] = given.memory if given.seat else None
+    settings["share"] = bool(given.share and given.seat)
     with decentral.join(given.invite or terms(given), model, optimizer, **where, **settings, alone=True) as peer:
         if given.invite is None:
             say(invite=peer.invite)
         peer.wait_for_company()
         began, made = time.monotonic(), peer.round
         while not peer.done:
+            inputs, loss = torch.randn(4, WIDTH), None
             if given.memory is not None:
                 optimizer.zero_grad()
-                model(torch.randn(4, WIDTH)).square().mean().backward()
-            optimizer.step()
+                loss = peer.gradients(inputs, inputs, lambda made, wanted: made.square().mean())
+            if given.memory is None or loss is not None:
+                optimizer.step()
             if peer.round > made:
                 most = {name: round((kept - before[name]) / numel, 2) for name, kept in memory().items()}
                 seconds = round(time.monotonic() - began, 2)

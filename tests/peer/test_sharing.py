@@ -23,6 +23,7 @@ from decentral.pipeline.turns import count_micro_batches
 from decentral.tensors.memory import offload_to
 from decentral.training.part import Needs
 from decentral.training.swarm_side import run_blocking
+from decentral.wire.keys import peer_name
 from tests.kit.patience import until
 from tests.kit.problems import joined, run_together
 from tests.kit.trainees import terms
@@ -117,9 +118,10 @@ def all_know(peers: list[Peer], stages: int) -> bool:
     """Tell whether all are members, and all know of so many that train a part."""
 
     def knows(peer: Peer) -> bool:
-        driver = peer.swarm.node.driver
-        known = sum(map(bool, driver.machine.state.presence.parts.values()))
-        return known == stages and len(driver.head.members) == len(peers)
+        driver, names = peer.swarm.node.driver, {one.status().peer for one in peers}
+        parts = driver.machine.state.presence.parts
+        known = sum(bool(part) and peer_name(one) in names for one, part in parts.items())
+        return known == stages and {peer_name(one) for one in driver.head.members} == names
 
     return all(map(knows, peers))
 
@@ -136,10 +138,19 @@ def together(peers: list[Peer], machines: list[Machine]) -> None:
     run_together(*(partial(run, *pair) for pair in zip(peers, machines, strict=True)))
 
 
+def stands_in_a_group(peer: Peer) -> bool:
+    return len(peer.status().stages) == 3
+
+
+def told(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The events of that name in a folder."""
+    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [event for event in events if event["event"] == name]
+
+
 def contributors(folder: Path) -> list[int]:
     """Of each round, as a folder's events say."""
-    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    return [len(event["contributors"]) for event in events if event["event"] == "commit" and event.get("contributors")]
+    return [len(event["contributors"]) for event in told(folder, "commit") if event.get("contributors")]
 
 
 @pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
@@ -167,6 +178,37 @@ def test_a_group_leaves_the_anchor_that_a_whole_peer_leaves_bit_for_bit(tmp_path
             assert len(machines[0].losses) == 100
         assert contributors(tmp_path / name / "0") == [2] * 5
     assert digests[0] == digests[1]
+
+
+def test_a_spare_takes_the_place_of_a_stage_that_leaves(tmp_path: Path) -> None:
+    """The whole peer's rounds go on meanwhile, and the group counts again."""
+    machines, pause, here = [Machine(data) for data in (0, 2, 2, 2, 2)], threading.Event(), dict[int, Peer]()
+    founder = joined(stages(rounds=1000), machines[0], tmp_path / "0")
+
+    def share(number: int) -> None:
+        with joined(founder.invite, machines[number], tmp_path / str(number), **SHARING) as peer:
+            here[number] = peer
+            train(peer, machines[number])
+            del here[number]
+
+    def all_here(shares: int) -> bool:
+        return len(here) == shares and all_know([founder, *here.values()], 3)
+
+    def whole() -> None:
+        until(lambda: all_here(4), lambda: pause.wait(0.05))
+        until(lambda: founder.round >= 3, lambda: machines[0].step(founder))
+        next(peer for peer in here.values() if stands_in_a_group(peer)).leave()
+        until(lambda: all_here(3), lambda: machines[0].step(founder))
+        made = founder.round
+        until(lambda: founder.round >= made + 6, lambda: machines[0].step(founder))
+        for peer in list(here.values()):
+            peer.leave()
+
+    with founder:
+        run_together(whole, *(partial(share, number) for number in range(1, 5)))
+    formed = [len(told(tmp_path / str(number), "group_formed")) for number in range(1, 5)]
+    assert sorted(formed) == [1, 1, 2, 2], "the two that stayed were in both groups, who left and the spare in one"
+    assert 2 in contributors(tmp_path / "0")[-6:]
 
 
 @pytest.mark.parametrize(

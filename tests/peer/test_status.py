@@ -126,7 +126,11 @@ def presence_of(member: bytes, live: dict[bytes, Any], said_goodbye: bool, *, do
         SimpleNamespace(state=SimpleNamespace(me=ME)),
     )
     node = SimpleNamespace(directory=directory, driver=driver, gossip=None, paths=paths, outer_steps=3)
-    driver.machine = SimpleNamespace(state=SimpleNamespace(history=SimpleNamespace(outer_steps_at=lambda round_: 2)))
+    driver.machine = SimpleNamespace(
+        state=SimpleNamespace(
+            history=SimpleNamespace(outer_steps_at=lambda round_: 2), presence=SimpleNamespace(parts={})
+        )
+    )
     traffic = SimpleNamespace(of=lambda peer: SimpleNamespace(sent=0, received=0))
     part: Any = SimpleNamespace(
         settings=SimpleNamespace(options={"name": "Ben"}),

@@ -57,6 +57,8 @@ def scenario(seed: int, rounds: int, *, kind: str = "") -> Scenario:
         return of_parts(seed, rounds)
     if kind == "groups":
         return of_groups(seed, rounds)
+    if kind == "many-groups":
+        return of_many_groups(seed, rounds)
     usual = drawn(seed, rounds)
     if kind == "committees":
         generator = random.Random(f"committee {seed}")
@@ -93,6 +95,14 @@ def of_groups(seed: int, rounds: int) -> Scenario:
     spares = generator.choice([0, 0, 1])
     hosts = generator.choice([1, 2]) + stages * groups + spares
     return replace(usual, manifest=manifest, hosts=hosts, groups=groups, stages=stages, lesson="marks")
+
+
+def of_many_groups(seed: int, rounds: int) -> Scenario:
+    """Sixty-four replicas of four hosts each, on the lines of homes, beside four hosts that train all of the model."""
+    manifest = toy_manifest("gather", seed).changed(
+        inner={"steps": 8}, outer={"fragments": 4, "layout": "stages"}, swarm={"deadline_ceiling": 30.0}
+    )
+    return Scenario(manifest, PROFILES["home"], seed, 260, rounds, groups=64, stages=4, patience=120.0, settle=900.0)
 
 
 def widely(seed: int, around: Manifest) -> Manifest:

@@ -115,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         "committees": "more hosts, of which three or five vote",
         "parts": "hosts that train a part",
         "groups": "hosts that share a replica",
+        "many-groups": "64 replicas of four hosts each",
     }
     for kind, told in kinds.items():
         special.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, default="", help=told)

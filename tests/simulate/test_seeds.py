@@ -53,6 +53,15 @@ def test_no_guarantee_is_broken_where_some_train_a_part_of_the_model(seed):
     assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, "parts")
 
 
+@pytest.mark.parametrize("seed", seeds([2, 3, 4], 1, *range(5, 25)))
+def test_no_guarantee_is_broken_where_some_share_a_replica(seed):
+    """``make simulate ARGS=--groups`` has more. Every await point of a step is one at which a machine may end."""
+    outcome = simulate(scenario(seed, 20, kind="groups"))
+    assert outcome.scenario.groups
+    assert any(outcome.trace.of("group_formed")), "some were one replica"
+    assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, "groups")
+
+
 @pytest.mark.long
 def test_peers_of_two_islands_on_one_chain_find_one_another_again():
     """All were started anew with one address each, in two groups, of which neither had an address of the other."""

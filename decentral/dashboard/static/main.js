@@ -8,7 +8,7 @@ import { redraw, showFigures, showLearning } from "./learning.js";
 import { showHealth, showPeer } from "./peer.js";
 import { Slider } from "./replay.js";
 import { showOpenRound, showRounds } from "./rounds.js";
-import { showSwarm, showTable } from "./swarm.js";
+import { showStages, showSwarm, showTable } from "./swarm.js";
 
 const query = new URLSearchParams(location.search);
 const open = new Set(); // details that somebody opened: parts are drawn anew every second
@@ -39,6 +39,7 @@ const show = {
     document.title = `${now.word} · ${now.run.name || "decentral"}`;
     showPeer(now);
     showSwarm(now.peers, now.more_peers);
+    showStages(now.stages ?? []);
     showTable(now);
     if (!now.alive && !slider) link("", `ended, as of ${moment(now.updated)}`);
     else if (stream?.readyState === EventSource.OPEN) link("live", "connected");

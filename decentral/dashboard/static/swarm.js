@@ -22,6 +22,17 @@ export function showSwarm(peers, more) {
   fill(byId("graph"), peers.length ? drawing : el("p", { class: "quiet" }, "nobody is known here yet"), hidden ? el("p", { class: "quiet" }, `and ${hidden} more`) : null, peers.length ? legend() : null);
 }
 
+// The machines that are one replica with this peer, first to last.
+export function showStages(stages) {
+  byId("replica").hidden = !stages.length;
+  const items = stages.map((stage) => el("li", { "data-self": stage.self, "data-waited": stage.waited_for },
+    el("span", { class: "mono", title: stage.peer }, stage.self ? `${stage.short} (you)` : stage.short),
+    el("span", { class: "quiet" }, fragments([stage.first, stage.stop]) + (stage.waited_for ? ", this peer waits for it" : ""))));
+  fill(byId("stages"), el("ol", { class: "stages" }, items));
+}
+
+const fragments = ([first, stop]) => (stop <= first ? "none yet" : stop - first === 1 ? `fragment ${first}` : `fragments ${first} to ${stop - 1}`);
+
 const isGone = (peer) => peer.presence === "left" || peer.presence === "gone";
 
 const middle = (many) => WIDTH / 2 - (many === 1 ? 75 : 0); // a pair stands in the middle
@@ -73,6 +84,7 @@ const COLUMNS = (now) => [
   ["Peer", (peer) => el("span", { class: "mono", title: peer.peer }, peer.short + (peer.self ? " (you)" : "")), (peer) => peer.short],
   ["Is", (peer) => el("span", { class: "tag", "data-is": now.alive ? PRESENCE[peer.presence] ?? "" : "" }, now.alive || now.me.state === "replay" ? peer.presence : `was ${peer.presence}`), (peer) => peer.presence],
   ["Round", (peer) => peer.round ?? NOT_KNOWN, (peer) => peer.round ?? -1],
+  ["Trains", (peer) => (peer.trains ? fragments(peer.trains) : ""), (peer) => (peer.trains ? peer.trains[0] : -1)],
   [now.gossips ? "Met last" : "In last round", (peer) => (peer.in_last_round === null ? (now.gossips ? "no" : "no round yet") : peer.in_last_round ? "yes" : "no"), (peer) => String(peer.in_last_round)],
   ["Path", (peer) => (peer.self ? "" : path(peer)), (peer) => peer.path ?? ""],
   ["Answers in", (peer) => (peer.self ? "" : span(peer.answers_in)), (peer) => peer.answers_in ?? -1],
