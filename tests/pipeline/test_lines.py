@@ -111,6 +111,11 @@ def test_no_more_is_held_than_two_steps_have() -> None:
     assert len(inbox._held) == 2 * RECORD.micro_batches
 
 
+def test_states_come_from_the_stage_before_and_from_nobody_else() -> None:
+    with pytest.raises(PayloadError, match="not its to send"):
+        inbox_of(1).put(PEERS[2], states())
+
+
 def test_who_waits_hears_that_a_member_has_left() -> None:
     inbox, heard = inbox_of(1), list[str]()
 
