@@ -138,8 +138,7 @@ class Boundary:
             changed = run_blocking(loop.step_boundary())
         except (LoopEnded, CancelledError):  # the swarm's side ends just now, and its error says more
             raise swarm.reason() from None
-        if (last := control.finishes_after) is not None and self.outer_steps(part) > last and not loop.done:
-            control.leave()
+        self._leave_if_finished(part)
         if not (swarm.alive or loop.done or self.done):
             raise swarm.reason()
         return changed
@@ -150,6 +149,17 @@ class Boundary:
             self.share(part, run_blocking(part.loop.stand_by()))
         except (LoopEnded, CancelledError):
             raise part.swarm.reason() from None
+        if not (part.swarm.alive or part.loop.done or self.done):
+            raise part.swarm.reason()
+        self._leave_if_finished(part)
+
+    def _leave_if_finished(self, part: Participation) -> None:
+        """Leave with the first round after a person asked to finish."""
+        last = self._control.finishes_after
+        if last == math.inf:
+            self._control.finishes_after = self.outer_steps(part)
+        elif last is not None and self.outer_steps(part) > last and not part.loop.done:
+            self._control.leave()
 
     def outer_steps(self, part: Participation | None) -> int:
         """Count the outer steps of the anchor; where the peer has several processes, those of the last boundary."""

@@ -38,6 +38,7 @@ from decentral.optimizers import make_outer
 from decentral.peer.network_setup import run_apart
 from decentral.peer.peer import Peer
 from decentral.peer.settings import JoinOptions, Settings, complete, takes_options
+from decentral.pipeline.cut import MOST_FRAGMENTS
 from decentral.pipeline.stage import segments_of
 from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission, check_token
@@ -275,6 +276,11 @@ def check_part(
         raise ConfigError(
             "join(share=True): the run's fragments are no stages; found one with decentral init --stages 4, or join "
             "without share"
+        )
+    if option == "share" and manifest.outer.fragments > MOST_FRAGMENTS:
+        raise ConfigError(
+            f"join(share=True): {manifest.outer.fragments} fragments, of which there are too many cuts to try; join a "
+            f"run of {MOST_FRAGMENTS} at most"
         )
     if option == "share":
         segments_of(live.bare, live.schema.fragments)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from time import perf_counter
 
 import psutil
 import torch
 from torch import Tensor, nn
 
-from decentral.errors import GroupBroken
+from decentral.errors import ConfigError, GroupBroken
 from decentral.parameters import Fragment
 from decentral.peer.boundary import Boundary
-from decentral.peer.participation import Participation
+from decentral.peer.participation import Participation, settle_device
 from decentral.peer.settings import Settings
 from decentral.pipeline.boundary import ROUNDINGS
 from decentral.pipeline.cut import Machine
@@ -68,7 +68,9 @@ class SharedReplica:
             self._host = _Host(self, part, inputs, targets)
             logger.warning("looking for other machines that share", extra={"plain": True})
         loop = self._host.loop
+        self._host.check_batch(inputs, targets)
         try:
+            self._host.goes_on()
             group = loop.group or await self._host.enter()
             count = group.record.micro_batches
             with group.lines.in_step():
@@ -77,8 +79,8 @@ class SharedReplica:
             await loop.leave(str(error))
             self._host.tell_over(str(error))
         except StepGivenUp:
-            if self._control.leaving:
-                await loop.leave("this peer leaves")
+            if self._control.leaving or self._host.rests:
+                await loop.rest("this peer leaves" if self._control.leaving else "this peer rests")
             self._boundary.stand_by(part)
         for parameter in self._model.trained.values():  # half made
             parameter.grad = None
@@ -88,7 +90,8 @@ class SharedReplica:
         """Leave the group, for good."""
         self._watched.close()
         if self._host is not None:
-            run_blocking(self._host.loop.leave("this peer leaves"))
+            with suppress(LoopEnded, CancelledError):  # the swarm's side has ended, and with it the group
+                run_blocking(self._host.loop.leave("this peer leaves"))
 
 
 class _Host:
@@ -102,6 +105,15 @@ class _Host:
         self.loop = StageLoop(part.sharing, AcrossThreads(part.swarm), self, ThreadBell(), patience)
         self.stage = Stage((), 0, 1)
         self._wanted = self._describe()
+
+    def check_batch(self, inputs: Tensor, targets: Tensor) -> None:
+        """Raise ConfigError for a batch of another shape than the first: the others wait for as many micro-batches."""
+        for given, first in ((inputs, self._inputs), (targets, self._targets)):
+            if given.shape != first.shape:
+                raise ConfigError(
+                    f"peer.gradients: a batch of {tuple(given.shape)} after one of {tuple(first.shape)}; in a replica "
+                    "of several machines all have one shape: give a DataLoader drop_last=True"
+                )
 
     async def enter(self) -> Membership:
         """Wait for a group, and stand at the anchor as its stage. GroupBroken, StepGivenUp."""
@@ -123,11 +135,16 @@ class _Host:
 
     # ---- as the loop asks for it ----
 
+    @property
+    def rests(self) -> bool:
+        """True while a person, or the day's upload, holds this peer back."""
+        return self._shared._control.paused or bool(self._part.swarm.node.resting.reasons)
+
     def goes_on(self) -> None:
         """Raise StepGivenUp where nothing is to be waited for any more."""
         swarm, shared = self._part.swarm, self._shared
         over = swarm.node.driver.head.final or shared._boundary.done or shared._control.hurries
-        if over or not swarm.alive:
+        if over or self.rests or not swarm.alive:
             raise StepGivenUp
 
     async def stand_by(self) -> None:
@@ -186,11 +203,13 @@ class _Host:
         came = _run(self._inputs[:1], self._of(range(middle)))
         for _ in range(3):
             state = came.detach().requires_grad_(came.is_floating_point())
+            settle_device()
             began, made = perf_counter(), state
             for segment in self._segments[middle]:
                 made = segment.run(made)
             if made.requires_grad:
                 torch.autograd.backward(made, torch.ones_like(made))
+            settle_device()
             best = min(best, perf_counter() - began)
         numel, tokens = self._model.schema.fragments[middle].numel, came.numel() // came.shape[-1]
         return numel * tokens / max(best, 1e-6), came.shape[-1]

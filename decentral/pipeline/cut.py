@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
-__all__ = ["MOST_STAGES", "Cut", "Machine", "cut_for"]
+__all__ = ["MOST_FRAGMENTS", "MOST_STAGES", "Cut", "Machine", "cut_for"]
 
-MOST_STAGES = 4
+MOST_STAGES, MOST_FRAGMENTS = 4, 64  # of the latter a million cuts for four machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ def cut_for(
     ``work``: parameters that a token is multiplied with, of each fragment; ``needs``: bytes of memory that training a
     part takes; ``nbytes``: of a token that cross a boundary, one way.
     """
-    found = list(_all_cuts(machines, work, needs, nbytes))
-    return min(found, key=lambda one: one[0])[1] if found else None
+    found = min(_all_cuts(machines, work, needs, nbytes), key=lambda one: one[0], default=None)
+    return None if found is None else found[1]
 
 
 def _all_cuts(

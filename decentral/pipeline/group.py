@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
@@ -21,6 +22,7 @@ from typing import Protocol
 import anyio
 
 from decentral.errors import DecentralError, PayloadError, TransportError
+from decentral.flow.waiting import Offload, inline
 from decentral.node.node import Node
 from decentral.pipeline.cut import MOST_STAGES, Cut, Machine, cut_for
 from decentral.pipeline.lines import Boundaries, StageInbox
@@ -28,7 +30,7 @@ from decentral.pipeline.turns import busy_share
 from decentral.transport import Transport
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.codecs import from_bytes, to_bytes
-from decentral.wire.groups import GROUP, GroupRecord, Offered, Sealed, sign_group
+from decentral.wire.groups import GROUP, GroupRecord, Offered, Sealed, has_signed, sign_group
 from decentral.wire.keys import SIGNATURE_NBYTES, Digest, PeerId, Signer, peer_name
 
 __all__ = ["Formation", "GroupSide", "Seeker", "Wanted"]
@@ -41,6 +43,7 @@ TIMEOUT = 10.0  # s for an answer
 NEAR = 0.01  # s, there and back: of machines in one home
 AVOIDED = 120.0  # s for which who did not do its part is in no group with this peer
 ROW = 2 * MOST_STAGES  # who look, of which the first proposes
+TURN = 20.0  # s after which the next one of a row proposes, where nothing came of it
 PLEDGED = 15.0  # s for which a member that signed waits for the seal
 _ASK, _PLEDGE, _SEAL = b"\0", b"\1", b"\2"
 _LIMIT = 1 << 12
@@ -85,13 +88,16 @@ class Formation:
         *,
         on_pledge: Callable[[GroupRecord | None], None],
         on_begin: Callable[[GroupRecord], None],
+        offload: Offload = inline,
     ) -> None:
         """``on_pledge`` is told what this peer signed, ``on_begin`` of a group that it is in from now on."""
         self._transport, self._signer, self._run, self._finder = transport, signer, run, finder
-        self._on_pledge, self._on_begin = on_pledge, on_begin
+        self._on_pledge, self._on_begin, self._offload = on_pledge, on_begin, offload
         self._wanted: Wanted | None = None  # None: this peer looks for nobody
         self._pledge: GroupRecord | None = None
+        self._pledged_to: PeerId | None = None
         self._pledged_until = 0.0
+        self._left_out: dict[PeerId, float] = {}  # who did not sign, and until when it is not asked again
         serve_requests(transport, GROUP, self._answer, limit=_LIMIT)
 
     async def look(self, wanted: Wanted | None) -> None:
@@ -100,18 +106,20 @@ class Formation:
 
     async def run(self) -> None:
         """Propose groups while this peer looks for others, until cancelled."""
-        known, since = tuple[PeerId, ...](), anyio.current_time()
+        known, since, tried = tuple[PeerId, ...](), anyio.current_time(), 0.0
         while True:
             await anyio.sleep(LOOK_EVERY)
             seekers, now = self._own_row(), anyio.current_time()
             peers = tuple(seeker.peer for seeker in seekers)
             if peers != known:
                 known, since = peers, now
-            is_first = len(peers) > 1 and peers[0] == self._transport.peer
-            if self._wanted is None or self._is_pledged(now) or not is_first or now < since + GATHER:
+            is_first = len(peers) > 1 and peers[int((now - since) // TURN) % len(peers)] == self._transport.peer
+            early = now < max(since, tried) + GATHER
+            if self._wanted is None or self._is_pledged(now) or not is_first or early:
                 continue
-            if not await self._propose(self._wanted, seekers):
-                since = anyio.current_time()  # somebody is slow, or has left: look anew
+            with suppress(TransportError, PayloadError):  # it is tried again, by another one after a while
+                await self._propose(self._wanted, seekers)
+            tried = anyio.current_time()
 
     def _own_row(self) -> Sequence[Seeker]:
         """Return those who look beside this peer, itself included; where many look, each row forms groups of its own.
@@ -127,11 +135,13 @@ class Formation:
     async def _propose(self, wanted: Wanted, seekers: Sequence[Seeker]) -> bool:
         """Form a group of those that look; tell whether it came to one."""
         machines = await self._ask_all(wanted, seekers)
-        chosen, cut = choose(machines, wanted)
+        chosen, cut = await self._offload(choose, machines, wanted)  # of many fragments there are many cuts
         if cut is None:
             return False
         record = self._describe(chosen, machines, cut, wanted)
         signatures = await self._collect(record)
+        until = anyio.current_time() + AVOIDED
+        self._left_out |= {peer: until for peer in record.members if peer not in signatures}
         if len(signatures) < len(record.members) or self._wanted is None:
             self._pledge = None
             self._on_pledge(None)
@@ -157,7 +167,7 @@ class Formation:
 
         async with anyio.create_task_group() as group:
             for seeker in seekers:
-                if seeker.peer != me:
+                if seeker.peer != me and anyio.current_time() >= self._left_out.get(seeker.peer, 0.0):
                     group.start_soon(ask, seeker.peer)
         near = sorted(found, key=lambda peer: (peer != me, not homes[peer] & homes[me], peer))
         return {peer: found[peer] for peer in near}
@@ -172,14 +182,16 @@ class Formation:
         return GroupRecord(self._run, secrets.randbits(63), stages, micro_batches, rounding)
 
     async def _collect(self, record: GroupRecord) -> dict[PeerId, bytes]:
-        self._take_pledge(record)
+        self._take_pledge(record, self._transport.peer)
         signatures = {self._transport.peer: sign_group(record, self._signer)}
 
         async def ask(peer: PeerId) -> None:
             try:
-                signatures[peer] = await self._request(peer, _PLEDGE + to_bytes(record))
+                signature = await self._request(peer, _PLEDGE + to_bytes(record))
             except (TransportError, PayloadError):
                 return
+            if has_signed(record, peer, signature):
+                signatures[peer] = signature
 
         async with anyio.create_task_group() as group:
             for peer in record.members:
@@ -217,7 +229,7 @@ class Formation:
         if kind == _PLEDGE:
             record = from_bytes(GroupRecord, body)
             self._check(record, peer, wanted)
-            self._take_pledge(record)
+            self._take_pledge(record, peer)
             return sign_group(record, self._signer)
         if kind == _SEAL:
             sealed = from_bytes(Sealed, body)
@@ -230,7 +242,7 @@ class Formation:
     def _check(self, record: GroupRecord, peer: PeerId, wanted: Wanted) -> None:
         """Raise PayloadError for a group that this peer does not enter."""
         me, here = self._transport.peer, {seeker.peer for seeker in self._finder.seekers()}
-        if self._is_pledged(anyio.current_time()):
+        if self._is_pledged(anyio.current_time()) and peer != self._pledged_to:
             raise PayloadError("this peer has signed for another group just now; ask again later")
         if record.run != self._run or record.fragments != len(wanted.work) or me not in record.members:
             raise PayloadError("a group of another run, or without this peer; drop it")
@@ -241,8 +253,9 @@ class Formation:
         if record.micro_batches != wanted.micro_batches(len(record.stages)):
             raise PayloadError(f"{record.micro_batches} micro-batches do not make up a batch of the run; drop it")
 
-    def _take_pledge(self, record: GroupRecord) -> None:
-        self._pledge, self._pledged_until = record, anyio.current_time() + PLEDGED
+    def _take_pledge(self, record: GroupRecord, proposer: PeerId) -> None:
+        self._pledge, self._pledged_to = record, proposer  # whose next one takes its place
+        self._pledged_until = anyio.current_time() + PLEDGED
         self._on_pledge(record)
 
     def _is_pledged(self, now: float) -> bool:
@@ -261,9 +274,10 @@ def choose(machines: Mapping[PeerId, Machine], wanted: Wanted) -> tuple[tuple[Pe
 
     None where the memory of none of these holds the model.
     """
-    found = []
-    for count in range(2, min(MOST_STAGES, len(machines)) + 1):
-        chosen = tuple(machines)[:count]
+    found, least = [], min(wanted.needs(range(first, first + 1)) for first in range(len(wanted.work)))
+    able = tuple(peer for peer, machine in machines.items() if machine.memory >= least)
+    for count in range(2, min(MOST_STAGES, len(able)) + 1):
+        chosen = able[:count]
         # What is not known yet is how exactly states will cross; half of their bytes is what they take at most.
         cut = cut_for([machines[peer] for peer in chosen], wanted.work, wanted.needs, wanted.nbytes / 2)
         if cut is not None:
@@ -305,6 +319,7 @@ class GroupSide:
             self,
             on_pledge=self.boundaries.expect,
             on_begin=self._begin,
+            offload=node.driver.state.offload,
         )
         self._near: frozenset[PeerId] = frozenset()
         self._avoided: dict[PeerId, float] = {}  # until when
@@ -329,7 +344,11 @@ class GroupSide:
 
     async def _find_near(self) -> frozenset[PeerId]:
         """Return the peers that are reached at an address of a local network, and answer at once."""
-        seconds, paths = self._node.directory.answer_seconds, await self._node.transport.paths()
+        try:
+            paths = await self._node.transport.paths()
+        except TransportError:  # as while a daemon is started anew
+            return self._near
+        seconds = self._node.directory.answer_seconds
         local = {peer for peer, ends in paths.items() if ends and _is_local(ends[0])}
         return frozenset(peer for peer in local if seconds.get(peer, 1.0) < NEAR)
 

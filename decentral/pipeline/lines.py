@@ -129,8 +129,8 @@ class Bell(Protocol):
         """End the waiting, or the next one, at once. On any thread that the bell is made for."""
         ...
 
-    async def wait(self, seconds: float) -> None:
-        """Wait until it rings, or so long."""
+    async def wait(self, seconds: float) -> float:
+        """Wait until it rings, or so long; return the seconds, none where it rang."""
         ...
 
 
@@ -144,10 +144,11 @@ class ThreadBell:
         """End the waiting."""
         self._rung.set()
 
-    async def wait(self, seconds: float) -> None:
-        """Block until it rings, or so long."""
-        self._rung.wait(seconds)
+    async def wait(self, seconds: float) -> float:
+        """Block until it rings, or so long; return the seconds, none where it rang."""
+        rang = self._rung.wait(seconds)
         self._rung.clear()
+        return 0.0 if rang else seconds
 
 
 class LoopBell:
@@ -160,11 +161,12 @@ class LoopBell:
         """End the waiting."""
         self._rung.set()
 
-    async def wait(self, seconds: float) -> None:
-        """Wait until it rings, or so long."""
-        with anyio.move_on_after(seconds):
+    async def wait(self, seconds: float) -> float:
+        """Wait until it rings, or so long; return the seconds, none where it rang."""
+        with anyio.move_on_after(seconds) as scope:
             await self._rung.wait()
         self._rung = anyio.Event()
+        return seconds if scope.cancelled_caught else 0.0
 
 
 # ---- what came ----
@@ -205,10 +207,13 @@ class StageInbox:
             self.end(f"{peer_name(peer)} has left the group")
             return
         self._check(peer, body)
+        key = (body.kind, peer, body.step, body.micro)
         with self._lock:
-            if body.step >= self._step:
-                self._held.setdefault((body.kind, peer, body.step, body.micro), body.values)
-        self._bell.ring()
+            is_news = body.step >= self._step and key not in self._held
+            if is_news:
+                self._held[key] = body.values
+        if is_news:
+            self._bell.ring()
 
     def end(self, why: str, blamed: PeerId | None = None) -> None:
         """Have who waits know that the group is no more, and for want of whom."""
@@ -221,21 +226,20 @@ class StageInbox:
 
         ``goes_on`` is asked again and again, and may raise.
         """
-        key, looks = (kind, peer, self._step, micro), math.ceil(patience / _LOOK_EVERY)
+        key, waited = (kind, peer, self._step, micro), 0.0
         while True:
             with self._lock:
                 found = self._held.pop(key, None)
             if found is not None:
                 self.waits_for = None
                 return memoryview(found)
-            if not self.why and looks <= 0:
+            if not self.why and waited >= patience:
                 self.end(f"{peer_name(peer)} sent nothing for {patience:.0f} s", peer)
             if self.why:
                 raise GroupBroken(self.why)
             goes_on()
-            before, self.waits_for = len(self._held), peer
-            await self._bell.wait(_LOOK_EVERY)
-            looks -= len(self._held) == before  # others' bodies ring, too
+            self.waits_for = peer
+            waited += await self._bell.wait(_LOOK_EVERY)
 
     def _check(self, peer: PeerId, body: Body) -> None:
         members, last = self.record.members, len(self.record.members) - 1
@@ -281,6 +285,7 @@ class _Outbox:
     unanswered: deque[bytes] = field(default_factory=deque)
     unsent: deque[bytes] = field(default_factory=deque)
     news: Changes = field(default_factory=Changes)
+    lost_at: float | None = None  # since when nothing is taken; None: the last body was
 
 
 class Boundaries:
@@ -325,16 +330,13 @@ class Boundaries:
     # ---- sending ----
 
     async def _send_all(self, inbox: StageInbox, peer: PeerId, outbox: _Outbox) -> None:
-        lost_at: float | None = None
         while not inbox.why:
-            before = len(outbox.unanswered) + len(outbox.unsent)
             try:
                 await self._send_on_one_stream(inbox, peer, outbox)
             except (TransportError, PayloadError, BaseExceptionGroup) as error:
                 now = anyio.current_time()
-                moved = len(outbox.unanswered) + len(outbox.unsent) < before
-                lost_at = now if lost_at is None or moved else lost_at
-                if now - lost_at > self._gives_up:
+                outbox.lost_at = now if outbox.lost_at is None else outbox.lost_at
+                if now - outbox.lost_at > self._gives_up:
                     inbox.end(f"{peer_name(peer)} is out of reach ({error})", peer)
             outbox.unsent.extendleft(reversed(outbox.unanswered))
             outbox.unanswered.clear()
@@ -363,6 +365,7 @@ class Boundaries:
                 inbox.end(f"{peer_name(stream.peer)} is in this group no more")
             if answer != _TAKEN:
                 raise TransportError(f"{peer_name(stream.peer)} does not take what crosses yet")
+            outbox.lost_at = None
             if outbox.unanswered:
                 outbox.unanswered.popleft()
 
@@ -398,7 +401,12 @@ class Boundaries:
         elif not self._transport.budget.comes_first(stream.peer) and not self._is_pledged(stream.peer):
             return None
         with self._transport.budget.resting(stream.peer, _RESTS):
-            return await receive_length(stream, BOUNDARY, most)
+            try:
+                return await receive_length(stream, BOUNDARY, most)
+            except PayloadError:
+                if self._inbox is None:  # it was in a group with this peer, which was started anew
+                    await stream.send(_UNKNOWN)
+                raise
         return None
 
     def _is_pledged(self, peer: PeerId) -> bool:
@@ -482,7 +490,7 @@ class StageLines:
         for peer in self._others:
             await self._send(BodyKind.DONE, peer, 0, done.to_bytes())
         told = {peer: Done.read(await self._take(BodyKind.DONE, peer, 0)) for peer in self._others}
-        for peer, one in told.items():
+        for peer, one in (*told.items(), (self._me, done)):
             if not (math.isfinite(one.loss) and bool(torch.isfinite(one.norms_P).all())):
                 self._break(f"the gradients or the loss of {peer_name(peer)} are not finite", peer)
         return [done if peer == self._me else told[peer] for peer in self._members]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from decentral.errors import ConfigError
 from decentral.parameters import Fragment, parameters_of
 from decentral.pipeline.turns import NEAR, Turn, turns_of
+from decentral.tensors.device import PROCESSOR
 
 __all__ = ["Done", "Loss", "Neighbours", "Segment", "Stage", "segments_of"]
 
@@ -148,7 +149,10 @@ class Stage:
     def __init__(self, segments: Sequence[Segment], place: int, stages: int, lead: int = NEAR) -> None:
         """``lead``: see `decentral.pipeline.turns`."""
         self._segments, self.place, self.stages, self._lead = segments, place, stages, lead
+        self._device = PROCESSOR
         self.parameters = list(dict.fromkeys(p for one in segments for m in one.modules for p in m.parameters()))
+        if self.parameters:
+            self._device = self.parameters[0].device
 
     @property
     def is_first(self) -> bool:
@@ -196,7 +200,7 @@ class Stage:
         if lines is None or self.is_first:
             came = inputs[turn.micro]
         else:
-            came = (await lines.receive_states(turn.micro)).requires_grad_()
+            came = (await lines.receive_states(turn.micro)).to(self._device).requires_grad_()
         made = came
         for segment in self._segments:
             made = segment.run(made)
@@ -209,7 +213,7 @@ class Stage:
     ) -> float:
         value = 0.0
         if lines is not None and not self.is_last:
-            torch.autograd.backward(held.made, await lines.receive_gradient(turn.micro))
+            torch.autograd.backward(held.made, (await lines.receive_gradient(turn.micro)).to(held.made.device))
         else:
             wanted = targets[turn.micro] if lines is None else await lines.receive_targets(turn.micro)
             mean = loss(held.made, wanted.to(held.made.device))

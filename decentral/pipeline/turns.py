@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from decentral.wire.groups import MOST_MICRO_BATCHES
+
 __all__ = ["FAR", "NEAR", "StageSpeed", "Turn", "busy_share", "count_micro_batches", "step_seconds", "turns_of"]
 
 MICRO_BATCHES = 4  # times the stages: then a stage works in four fifths of the time
@@ -46,7 +48,8 @@ def turns_of(stage: int, stages: int, micro_batches: int, lead: int = NEAR) -> l
 def count_micro_batches(batch: int, stages: int) -> int:
     """Return into how many equal micro-batches a batch is cut: four times the stages, or the next number that goes."""
     wanted = MICRO_BATCHES * stages
-    return next((count for count in range(wanted, batch) if batch % count == 0), batch)
+    counts = [count for count in range(1, min(batch, MOST_MICRO_BATCHES) + 1) if batch % count == 0]
+    return next((count for count in counts if count >= wanted), counts[-1])
 
 
 def busy_share(stages: int, micro_batches: int) -> float:

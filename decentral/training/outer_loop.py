@@ -348,7 +348,14 @@ class OuterLoop:
 
     async def stand_by(self) -> set[int]:
         """Merge what came where no inner step can be made; wait a moment for it. Return the fragments written."""
-        changed = await self._merger.merge_waiting(LOOK_EVERY, looks=False)
+        timing = self._parts.schedule.timing
+        overlap, timing.overlap = timing.overlap, 0  # no inner step comes that a merge could wait for
+        try:
+            if not isinstance(self._family, GossipSteps):
+                await self._family.withdraw_if_refused()
+            changed = await self._merger.merge_waiting(LOOK_EVERY, looks=False)
+        finally:
+            timing.overlap = overlap
         return changed | await self.end_if_over()
 
     async def train_part(self, part: range) -> set[int]:
@@ -477,7 +484,7 @@ class _Rounds:
         self._timing.overlap = 0  # no inner step comes that a merge could wait for
         began, is_in_step = self._parts.clock(), False
         while True:
-            await self._withdraw_if_refused()
+            await self.withdraw_if_refused()
             await self._merger.merge_waiting(0.0, looks=False)
             head, waited = self._swarm.node.driver.head, self._parts.clock() - began
             is_in_step = head.anchor is not None and head.hash == self._schedule.seen
@@ -486,7 +493,7 @@ class _Rounds:
                 return is_in_step
             await self._merger.merge_waiting(LOOK_EVERY, looks=False)
 
-    async def _withdraw_if_refused(self) -> None:
+    async def withdraw_if_refused(self) -> None:
         """Take a contribution back that was offered while training went on, and did not fit the chain any more."""
         if self._offered is None or not self._offered.done():
             return
@@ -540,7 +547,7 @@ class OverlappedRounds(_Rounds):
         """Merge a round ``overlap`` inner steps after its contribution; contribute when the next ones are made."""
         if step_seconds is not None:
             self._pace.stepped(step_seconds)
-        await self._withdraw_if_refused()
+        await self.withdraw_if_refused()
         changed = await self._merger.merge_all()
         if not self._is_due(step_seconds):
             return changed

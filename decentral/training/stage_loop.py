@@ -89,6 +89,11 @@ class StageLoop:
         if group.inbox.blamed is not None:
             await self._swarm.call(self._side.avoid, group.inbox.blamed)
 
+    async def rest(self, why: str) -> None:
+        """Be in no group, and look for none."""
+        await self.leave(why)
+        await self._swarm.call(self._side.look, None)
+
     async def _begin(self, record: GroupRecord, me: PeerId) -> Membership:
         forms = self._host.forms(record)
         inbox = StageInbox(record, me, forms, self._bell)

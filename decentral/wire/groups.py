@@ -34,12 +34,14 @@ __all__ = [
     "GroupRecord",
     "Offered",
     "Sealed",
+    "has_signed",
     "sign_group",
 ]
 
 GROUP, BOUNDARY = "/decentral/group/1", "/decentral/boundary/1"  # protocols: of forming groups, of what crosses
 MOST_MEMBERS = 4
 MOST_MICRO_BATCHES = 1 << 10
+ROUNDINGS = 3  # `decentral.pipeline.boundary.ROUNDINGS` has them
 
 
 # ---- how a group is formed ----
@@ -76,6 +78,8 @@ class GroupRecord:
         begins = tuple(first for _, first, _ in self.stages)
         if begins != ends[:-1] or any(one >= other for one, other in pairwise(ends)):
             return "its stages are not next to each other, from the first fragment on"
+        if self.rounding >= ROUNDINGS:
+            return f"rounding {self.rounding}, of which there is none"
         if not 1 <= self.micro_batches <= MOST_MICRO_BATCHES:
             return f"{self.micro_batches} micro-batches, want 1 to {MOST_MICRO_BATCHES}"
         return None
@@ -106,13 +110,18 @@ class Sealed:
         """The rule that a seal breaks: a member has not signed."""
         if len(self.signatures) != len(self.record.stages):
             return f"{len(self.signatures)} signatures of {len(self.record.stages)} members"
-        text, each = _signed_text(self.record), zip(self.record.members, self.signatures, strict=True)
-        return None if all(verify(peer, signature, text) for peer, signature in each) else "not signed by its members"
+        each = zip(self.record.members, self.signatures, strict=True)
+        return None if all(has_signed(self.record, *one) for one in each) else "not signed by its members"
 
 
 def sign_group(record: GroupRecord, signer: Signer) -> bytes:
     """Return a member's signature of a record. PayloadError for a record that breaks a rule."""
     return signer.sign(_signed_text(record))
+
+
+def has_signed(record: GroupRecord, peer: PeerId, signature: bytes) -> bool:
+    """Tell whether a peer signed a record."""
+    return verify(peer, signature, _signed_text(record))
 
 
 def _signed_text(record: GroupRecord) -> bytes:

@@ -32,6 +32,7 @@ def _groups() -> Iterator[Entry]:
     yield "group record", "nothing in a stage", put(good, at + 32, struct.pack("<HH", 0, 0)), "not next to each other"
     yield "group record", "no micro-batches", put(good, len(good) - 4, bytes(2)), "0 micro-batches"
     yield "group record", "micro-batches 65535", put(good, len(good) - 4, b"\xff\xff"), "65535 micro-batches"
+    yield "group record", "rounding 3", put(good, len(good) - 2, b"\3"), "rounding 3, of which there is none"
     yield "group record", "and one", good + b"\0", "1 bytes after its end"
     sealed = to_bytes(Sealed(record, tuple(sign_group(record, signer) for signer in SIGNERS)))
     yield "group sealed", "as it should be", sealed, ACCEPTED

@@ -92,8 +92,10 @@ SHARING = {"share": True, "memory": ONE}
 
 
 def stages(preset: str = "sparseloco", rounds: int = 8, steps: int = 6) -> Manifest:
-    made = terms(preset, run={"rounds": rounds})
-    outer = made.outer.model_copy(update={"fragments": 3, "layout": "stages"})
+    """``overlapped``: diloco whose rounds are made beside the next inner step."""
+    made = terms("diloco" if preset == "overlapped" else preset, run={"rounds": rounds})
+    overlap = 1 if preset == "overlapped" else made.outer.overlap
+    outer = made.outer.model_copy(update={"fragments": 3, "layout": "stages", "overlap": overlap})
     return made.model_copy(update={"outer": outer, "inner": made.inner.model_copy(update={"steps": steps})})
 
 
@@ -153,7 +155,7 @@ def contributors(folder: Path) -> list[int]:
     return [len(event["contributors"]) for event in told(folder, "commit") if event.get("contributors")]
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+@pytest.mark.parametrize("preset", ["sparseloco", "overlapped", pytest.param("diloco", marks=pytest.mark.long)])
 def test_a_group_of_three_is_one_replica_beside_two_whole_peers(preset: str, tmp_path: Path) -> None:
     machines = [Machine(data) for data in (0, 1, 2, 2, 2)]
     with swarm(tmp_path, stages(preset, 20), machines, [{}, {}, SHARING, SHARING, SHARING]) as peers:
@@ -225,6 +227,18 @@ def test_a_run_or_a_model_that_cannot_be_shared_is_refused_before_anything_begin
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         joined(terms_(), make(), tmp_path, share=True)
+
+
+def test_a_batch_of_another_shape_is_refused_before_others_wait_for_it(tmp_path: Path) -> None:
+    machines = [Machine(2) for _ in range(3)]
+    with swarm(tmp_path, stages(rounds=1000), machines, [SHARING] * 3) as peers:
+
+        def run(peer: Peer, machine: Machine) -> None:
+            until(lambda: len(machine.losses) >= 2, lambda: machine.step(peer))
+            with pytest.raises(ConfigError, match="drop_last"):
+                machine.gradients(peer, torch.zeros(10, 6), torch.zeros(10, 6))
+
+        run_together(*(partial(run, *pair) for pair in zip(peers, machines, strict=True)))
 
 
 def test_a_peer_that_does_not_share_makes_all_gradients_itself(tmp_path: Path) -> None:

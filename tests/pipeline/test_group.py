@@ -18,6 +18,7 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request
 from decentral.wire.codecs import to_bytes
 from decentral.wire.groups import GROUP, GroupRecord, Sealed, sign_group
+from decentral.wire.keys import PeerId
 from tests.kit.nodes import signer_of
 
 RUN, FRAGMENTS = bytes(32), 12
@@ -33,12 +34,14 @@ WANTED = Wanted(
 class Peer:
     """A peer that looks for others, until it is in a group."""
 
-    def __init__(self, network: Network, number: int, wanted: Wanted = WANTED) -> None:
+    def __init__(
+        self, network: Network, number: int, wanted: Wanted = WANTED, kind: type[Formation] = Formation
+    ) -> None:
         self.network, self.signer, self.wanted = network, signer_of(number), wanted
         self.peer, self.home = self.signer.peer, "here"
         self.transport = network.memory.transport(self.signer)
         self.groups, self.pledges = list[GroupRecord](), list[GroupRecord | None]()
-        self.formation = Formation(
+        self.formation = kind(
             self.transport, self.signer, RUN, self, on_pledge=self.pledges.append, on_begin=self._begins
         )
 
@@ -194,6 +197,29 @@ def test_what_was_signed_last_counts_and_nothing_that_was_not_sealed() -> None:
         assert not me.groups
         await ask(other, me, b"\2" + to_bytes(Sealed(mine, (signature, sign_group(mine, other.signer)))))
         assert me.groups == [mine]
+
+    in_virtual_time(script)
+
+
+class FalseFormation(Formation):
+    """It signs nothing."""
+
+    async def _answer(self, peer: PeerId, data: bytes) -> bytes:
+        answer = await super()._answer(peer, data)
+        return bytes(64) if data[:1] == b"\1" else answer
+
+
+def test_the_next_one_proposes_where_the_first_does_not_and_does_without_one_that_signs_falsely() -> None:
+    async def script(network: Network, group: Any) -> None:
+        peers = sorted((Peer(network, number) for number in range(4)), key=lambda one: one.peer)
+        number = next(number for number in range(4) if signer_of(number).peer == peers[-1].peer)
+        liar = peers[-1] = Peer(network, number, kind=FalseFormation)
+        await network.add(group, *peers)
+        await peers[0].formation.look(None)  # it is there by its lease, and does nothing
+        await anyio.sleep(90)
+        assert peers[1].groups == peers[2].groups
+        assert set(peers[1].groups[0].members) == {peers[1].peer, peers[2].peer}
+        assert not liar.groups
 
     in_virtual_time(script)
 

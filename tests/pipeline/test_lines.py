@@ -140,6 +140,28 @@ def test_who_waits_is_asked_whether_to_go_on() -> None:
         run_blocking(inbox_of(1).take(BodyKind.STATES, PEERS[0], 0, stop, PATIENCE))
 
 
+def test_own_gradients_that_are_not_finite_end_the_group_here_too() -> None:
+    inbox = inbox_of(1)
+    for peer in (PEERS[0], PEERS[2]):
+        inbox.put(peer, Body(BodyKind.DONE, RECORD.number, 0, 0, Done(torch.tensor([1.0])).to_bytes()))
+
+    async def post(peer: PeerId, body: bytes) -> None:
+        """Nobody is there."""
+
+    lines = StageLines(inbox, PEERS[1], forms_of(1), post, go_on, 1.0)
+    with pytest.raises(GroupBroken, match="not finite"):
+        run_blocking(lines.exchange(Done(torch.tensor([float("nan")]))))
+
+
+def test_bodies_that_come_again_do_not_end_the_patience_with_another() -> None:
+    inbox, rung = inbox_of(1), ThreadBell()
+    inbox._bell = rung
+    inbox.put(PEERS[0], states())
+    assert run_blocking(rung.wait(0.0)) == 0.0
+    inbox.put(PEERS[0], states())
+    assert run_blocking(rung.wait(0.01)) == 0.01
+
+
 def test_gradients_of_others_that_are_not_finite_end_the_group_before_anybody_steps() -> None:
     inbox, sent = inbox_of(1), list[PeerId]()
     for peer, norm in ((PEERS[0], 1.0), (PEERS[2], float("nan"))):
