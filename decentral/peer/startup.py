@@ -354,8 +354,10 @@ class Startup:
 
     def _train_only(self, part: range) -> range:
         self._model.train_only(part)
-        for optimizer in self._settings.optimizers.parts:  # a checkpoint may have brought moments of all
-            for parameter in self._model.untrained:
+        for optimizer in (
+            self._settings.optimizers.parts if part else ()
+        ):  # a checkpoint may have brought moments of all
+            for parameter in self._model.untrained:  # and those of a stage may be its again
                 optimizer.state.pop(parameter, None)
         self._part.reporter.part = part
         self._part.swarm.call(_tell_part, self._part.swarm.node, part)
