@@ -253,36 +253,13 @@ def test_a_peer_that_does_not_share_makes_all_gradients_itself(tmp_path: Path) -
         assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)
 
 
-def test_a_stage_that_starts_again_goes_on_with_its_moments(tmp_path: Path) -> None:
-    """Of equal machines the cut goes by their ids, so that it is its stage again."""
-    machines, here = [Machine(2) for _ in range(2)], list[Peer]()
-    held, parts = list[float](), list[int]()
-    first = joined(stages(rounds=1000), machines[0], tmp_path / "0", **SHARING)
-
-    def other() -> None:
-        with joined(first.invite, machines[1], tmp_path / "1", **SHARING) as peer:
-            here.append(peer)
-            train(peer, machines[1])
-
-    def come_and_go() -> None:
-        for _ in range(2):
-            again = Machine(2)
-            with joined(first.invite, again, tmp_path / "2", **SHARING) as peer:
-                parts.append(next(one["first"] for one in enter(peer, again) if one["self"]))
-                counts = [state["step"].item() for state in again.optimizer.state.values()]
-                held.append(max(counts, default=0.0))
-                until(lambda again=again: len(again.losses) >= 4, lambda again=again, peer=peer: again.step(peer))
-        for peer in (first, *here):
-            peer.leave()
-
-    with first:
-        run_together(partial(train, first, machines[0]), other, come_and_go)
-    assert parts[0] == parts[1]
-    assert held[0] <= 1.0
-    assert held[1] >= 4.0, "Adam's count went on"
-
-
-def enter(peer: Peer, machine: Machine) -> tuple[Any, ...]:
-    """Step until it is a stage; the stages."""
-    until(lambda: bool(peer.status().stages), lambda: machine.step(peer))
-    return peer.status().stages
+def test_moments_of_before_a_restart_wait_for_a_group(tmp_path: Path) -> None:
+    """Those of fragments that are another's stage then go when it is known."""
+    machine = Machine(0)
+    with joined(stages(rounds=1000), machine, tmp_path) as peer:
+        until(lambda: len(machine.losses) >= 3, lambda: machine.step(peer))
+    again = Machine(0)
+    with joined(stages(rounds=1000), again, tmp_path, share=True):
+        counts = [state["step"].item() for state in again.optimizer.state.values()]
+        assert counts == [3.0] * len(list(again.model.parameters()))
+        assert not any(parameter.requires_grad for parameter in again.model.parameters())
