@@ -14,7 +14,7 @@ from decentral.dissemination import broadcast, text
 from decentral.redundancy import keeper
 from decentral.rounds import frame_io, gossip, partners, snapshots
 from decentral.swarm import admission, contacts, hello
-from decentral.wire import messages
+from decentral.wire import groups, messages
 from decentral.wire.frames import HEADER_NBYTES
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +65,7 @@ def test_every_stream_is_there() -> None:
         hello.HELLO,
     }
     streams |= {keeper.KEEP, keeper.KEPT, text.TEXT}
+    streams |= {groups.GROUP, groups.BOUNDARY}
     streams |= {contacts.LEASE, contacts.LEASES, admission.ADMISSION}
     assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams
     assert f"{HEADER_NBYTES} bytes of signed header" in PAGE

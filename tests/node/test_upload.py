@@ -8,9 +8,10 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, DiskError
-from decentral.node.node import URGENT, throttle
+from decentral.node.node import TIMELY, URGENT, throttle
 from decentral.node.upload import DAY, PAUSED, SAVE_EVERY, UPLOAD_FILE, DailyUpload
 from decentral.peer.saved import redundancy_of
+from decentral.pipeline.group import GroupSide
 from decentral.redundancy.keeper import KEEP, KEPT
 from decentral.rounds.snapshots import PACKED
 from decentral.state.durable import Disk
@@ -18,6 +19,7 @@ from decentral.swarm.admission import ADMISSION
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.paths import SPEED
 from decentral.transport.throttle import Caps
+from decentral.wire.groups import GROUP
 from decentral.wire.keys import Signer
 from tests.kit.nodes import scene, small_terms, tiny_model
 
@@ -182,8 +184,19 @@ BULK = {f"/decentral/{name}/1" for name in ("frame", "piece", "fetch", "chain", 
 async def test_everything_a_node_serves_is_urgent_or_known_bulk(lab):
     served = set(lab.add().transport.services.handlers)
     elsewhere = {"/decentral/pair/1", "/decentral/lane/1", ADMISSION}  # in gossip; where a run admits by token
+    elsewhere |= {GROUP, *TIMELY}  # of a peer that shares a replica
     assert served - elsewhere == (set(URGENT) | BULK) - elsewhere
     assert not BULK & set(URGENT)
+
+
+@scene()
+async def test_what_a_peer_that_shares_serves_is_urgent_or_timely(lab):
+    member = lab.add()
+    before = set(member.transport.services.handlers)
+    GroupSide(member.node)
+    assert set(member.transport.services.handlers) - before == {GROUP, *TIMELY}
+    assert GROUP in URGENT
+    assert not set(TIMELY) & {*URGENT, *BULK}
 
 
 @scene(lambda: small_terms("sparseloco", redundancy={"keepers": 3}))

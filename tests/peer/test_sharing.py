@@ -96,7 +96,10 @@ def stages(preset: str = "sparseloco", rounds: int = 8, steps: int = 6) -> Manif
     made = terms("diloco" if preset == "overlapped" else preset, run={"rounds": rounds})
     overlap = 1 if preset == "overlapped" else made.outer.overlap
     outer = made.outer.model_copy(update={"fragments": 3, "layout": "stages", "overlap": overlap})
-    return made.model_copy(update={"outer": outer, "inner": made.inner.model_copy(update={"steps": steps})})
+    inner = made.inner.model_copy(update={"steps": steps})
+    patient = {"deadline_floor": 60.0, "deadline_ceiling": 120.0, "lease": 60.0, "shrink_after": 90.0}  # nobody is late
+    swarm = made.swarm.model_copy(update=patient)
+    return made.model_copy(update={"outer": outer, "inner": inner, "swarm": swarm})
 
 
 @contextmanager

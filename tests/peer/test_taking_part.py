@@ -50,7 +50,7 @@ class Seen(Member):
     def status(self) -> Status:
         """As the peer would write it now."""
         swarm = SimpleNamespace(node=self.node, transport=self.transport)
-        part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite_to_write="")
+        part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite_to_write="", sharing=None)
         part.links = SimpleNamespace(caps=SimpleNamespace(up=None, down=None))
         part.diagnostics = Diagnostics(lambda event, fields: None)
         part.network = SimpleNamespace(kind="", relays=(), watch=SimpleNamespace(silent=()))
