@@ -140,8 +140,9 @@ class Formation:
             return False
         record = self._describe(chosen, machines, cut, wanted)
         signatures = await self._collect(record)
-        until = anyio.current_time() + AVOIDED
-        self._left_out |= {peer: until for peer in record.members if peer not in signatures}
+        now = anyio.current_time()
+        self._left_out = {peer: until for peer, until in self._left_out.items() if until > now}
+        self._left_out |= {peer: now + AVOIDED for peer in record.members if peer not in signatures}
         if len(signatures) < len(record.members) or self._wanted is None:
             self._pledge = None
             self._on_pledge(None)
@@ -372,7 +373,9 @@ class GroupSide:
 
     async def avoid(self, peer: PeerId) -> None:
         """Be in no group with a peer for a while: it did not do its part."""
-        self._avoided[peer] = anyio.current_time() + AVOIDED
+        now = anyio.current_time()
+        self._avoided = {other: until for other, until in self._avoided.items() if until > now}
+        self._avoided[peer] = now + AVOIDED
 
     def _is_avoided(self, peer: PeerId) -> bool:
         return anyio.current_time() < self._avoided.get(peer, 0.0)

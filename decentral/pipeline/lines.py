@@ -23,7 +23,7 @@ import anyio
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError, GroupBroken, PayloadError, TransportError
+from decentral.errors import ConfigError, GroupBroken, PayloadError, TransportError, first_of
 from decentral.flow.waiting import Changes
 from decentral.pipeline.boundary import ROUNDINGS, Rounding
 from decentral.pipeline.stage import Done
@@ -333,11 +333,11 @@ class Boundaries:
         while not inbox.why:
             try:
                 await self._send_on_one_stream(inbox, peer, outbox)
-            except (TransportError, PayloadError, BaseExceptionGroup) as error:
+            except* (TransportError, PayloadError) as errors:  # anything else is a mistake of ours, and no stream's
                 now = anyio.current_time()
                 outbox.lost_at = now if outbox.lost_at is None else outbox.lost_at
                 if now - outbox.lost_at > self._gives_up:
-                    inbox.end(f"{peer_name(peer)} is out of reach ({error})", peer)
+                    inbox.end(f"{peer_name(peer)} is out of reach ({first_of(errors)})", peer)
             outbox.unsent.extendleft(reversed(outbox.unanswered))
             outbox.unanswered.clear()
             await anyio.sleep(_RETRY)
