@@ -357,6 +357,11 @@ class Outer(Table):
         description="stages: fragments are neighbouring blocks, one of which a small machine can train; unset: strided",
         examples=["stages"],
     )
+    skip: PartShare | None = Field(
+        default=None,
+        description="largest share of the fragments that machines which share a replica do without; unset: none",
+        examples=[0.25],
+    )
     overlap: Steps = Field(
         default=0, description="tau: inner steps that go on while a round is in flight; 0 waits for it"
     )
@@ -385,6 +390,12 @@ class Outer(Table):
         if not isinstance(given, dict):
             return given
         return {key: value for key, value in given.items() if value is not None or key in cls.model_fields}
+
+    @model_validator(mode="after")
+    def _skips_stages(self) -> Outer:
+        if self.skip is not None and self.layout != "stages":
+            raise ValueError(f'skip = {self.skip:g} is of layout = "stages"; set that, too, or leave skip out')
+        return self
 
     @model_validator(mode="after")
     def _plain_keys(self) -> Outer:

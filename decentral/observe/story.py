@@ -220,6 +220,7 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "group_formed": lambda row: (
         f"one replica with {list_names(row['peers'])}: this peer is stage {int(row['stage']) + 1}, of "
         f"{int(row['micro_batches'])} micro-batches a step"
+        + (f", and nobody holds {list_names([f'fragment {f}' for f in row['left_out']])}" if row["left_out"] else "")
     ),
     "group_over": lambda row: f"the replica of several machines came apart: {row['why']}",
     "restarted": lambda row: f"the live model was put back to the anchor: {row['why']}",

@@ -403,6 +403,7 @@ class Peer:
         stack.push(self._note_refusal)  # before the status is written for the last time
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
+        stack.callback(self._model.train_all)
         Startup(part, self._control, self._boundary.count, self._limits, self._lan, self._status.stalls).begin()
         self._limits.hold(part)  # somebody may have changed them meanwhile
 
@@ -429,7 +430,6 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._entered:
-            self._entered.callback(self._model.train_all)
             self._entered.callback(self._model.averages.stay)
             if self._shared is not None:
                 self._shared.close()

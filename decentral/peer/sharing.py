@@ -7,7 +7,7 @@ people hear of it. Moments of what is not trained any more go; those of what sta
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from time import perf_counter
@@ -22,7 +22,7 @@ from decentral.peer.boundary import Boundary
 from decentral.peer.participation import Participation, settle_device
 from decentral.peer.settings import Settings
 from decentral.pipeline.boundary import ROUNDINGS
-from decentral.pipeline.cut import Machine
+from decentral.pipeline.cut import Machine, holes_of
 from decentral.pipeline.group import Wanted
 from decentral.pipeline.lines import Forms, ThreadBell
 from decentral.pipeline.stage import Loss, Segment, Stage, segments_of
@@ -121,10 +121,17 @@ class _Host:
         others = [peer_name(peer) for peer in group.record.members if peer != self._part.identity.peer]
         rounding = type(ROUNDINGS[group.record.rounding]).__name__.lower()
         made = {"stage": group.place, "micro_batches": group.record.micro_batches, "rounding": rounding}
-        self._part.announce("group_formed", {"peers": others, **made})
+        left_out = list(group.record.hole or ())
+        self._part.announce("group_formed", {"peers": others, **made, "left_out": left_out})
         told = ", ".join(name[-8:] for name in others)
+        short = f", without fragments {', '.join(map(str, left_out))}" if left_out else ""
         logger.warning(
-            "one replica with %s: stage %d of %d", told, group.place + 1, len(others) + 1, extra={"plain": True}
+            "one replica with %s: stage %d of %d%s",
+            told,
+            group.place + 1,
+            len(others) + 1,
+            short,
+            extra={"plain": True},
         )
         return group
 
@@ -173,7 +180,7 @@ class _Host:
         place, part = record.members.index(me), record.part_of(me)
         micro, targets = (given.chunk(record.micro_batches)[0] for given in (self._inputs, self._targets))
         segments = self._of(part)
-        before = _run(micro, self._of(range(part.start)))
+        before = _run(micro, self._of(record.before(me)))
         after = None if place == last else _run(before, segments)
         fragments = self._model.schema.fragments
         norms = {peer: sum(len(fragments[f].names) for f in range(first, stop)) for peer, first, stop in record.stages}
@@ -195,7 +202,19 @@ class _Host:
             needs=lambda held: needs.in_files(sizes, held),
             nbytes=4.0 * width,
             micro_batches=lambda stages: count_micro_batches(batch, stages),
+            holes=self._holes(),
         )
+
+    def _holes(self) -> list[range]:
+        """Return what may be left out, by the run's terms, and because states have one form before and after."""
+        most = int((self._part.swarm.node.manifest.outer.skip or 0.0) * len(self._segments))
+        if not most:
+            return []
+        skippable, made = [], self._inputs[:1]
+        for fragment in range(len(self._segments)):
+            came, made = made, _run(made, self._of((fragment,)))
+            skippable.append(came.shape == made.shape and came.dtype == made.dtype)
+        return holes_of(skippable, most)
 
     def _measure(self) -> tuple[float, int]:
         """Return parameters times tokens a second, of the fragment in the middle, and the values of a token's state."""
@@ -214,7 +233,7 @@ class _Host:
         numel, tokens = self._model.schema.fragments[middle].numel, came.numel() // came.shape[-1]
         return numel * tokens / max(best, 1e-6), came.shape[-1]
 
-    def _of(self, part: range) -> list[Segment]:
+    def _of(self, part: Iterable[int]) -> list[Segment]:
         return [one for fragment in part for one in self._segments[fragment]]
 
 

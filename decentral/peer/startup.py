@@ -154,10 +154,12 @@ class Startup:
         """Return where to start, and whether the folder holds a checkpoint of the run's last commit."""
         store, digest = self._part.store, self._manifest.digest
         found = store.load(digest)
+        if found is None and self._settings.options["share"]:  # there is no room for two models, even for a moment
+            self._model.train_only(range(0))
         common: dict[str, Any] = {
             "manifest": self._manifest,
             "schema": self._model.schema,
-            "anchors": self._model.read_all(),
+            "anchors": self._model.hand_over(),
             "buffers_B": self._model.read_buffers(),
             "folder": self._settings.out / "download",
             "join_timeout": time_left(self._settings.give_up_at),

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Protocol
 
 import anyio
@@ -44,6 +44,7 @@ NEAR = 0.01  # s, there and back: of machines in one home
 AVOIDED = 120.0  # s for which who did not do its part is in no group with this peer
 ROW = 2 * MOST_STAGES  # who look, of which the first proposes
 TURN = 20.0  # s after which the next one of a row proposes, where nothing came of it
+ALONE = 10.0  # s for which a newcomer looks, before a group that leaves fragments out is ended for it
 PLEDGED = 15.0  # s for which a member that signed waits for the seal
 _ASK, _PLEDGE, _SEAL = b"\0", b"\1", b"\2"
 _LIMIT = 1 << 12
@@ -66,6 +67,7 @@ class Wanted:
     needs: Callable[[range], int]  # bytes of memory that training a part takes
     nbytes: float  # of a token that cross a boundary one way, as float32
     micro_batches: Callable[[int], int]  # of a step, by the number of stages
+    holes: Sequence[range] = ()  # fragments that may be left out together, short ones first
 
 
 class Finder(Protocol):
@@ -251,6 +253,8 @@ class Formation:
             raise PayloadError("a group of peers that do not look for one; drop it")
         if wanted.needs(record.part_of(me)) > wanted.mine.memory:
             raise PayloadError("a part that this machine has no memory for; cut it anew")
+        if record.hole is not None and record.hole not in wanted.holes:
+            raise PayloadError("a group that leaves out what the run's terms do not; cut it anew")
         if record.micro_batches != wanted.micro_batches(len(record.stages)):
             raise PayloadError(f"{record.micro_batches} micro-batches do not make up a batch of the run; drop it")
 
@@ -273,20 +277,28 @@ class Formation:
 def choose(machines: Mapping[PeerId, Machine], wanted: Wanted) -> tuple[tuple[PeerId, ...], Cut | None]:
     """Return the first two, three or four of the machines, whichever make most tokens a second, and the cut for them.
 
-    None where the memory of none of these holds the model.
+    None where the memory of none of these holds the model, or as much of it as may not be left out.
     """
-    found, least = [], min(wanted.needs(range(first, first + 1)) for first in range(len(wanted.work)))
+    least = min(wanted.needs(range(first, first + 1)) for first in range(len(wanted.work)))
     able = tuple(peer for peer, machine in machines.items() if machine.memory >= least)
+    for _, holes in groupby((range(0), *wanted.holes), key=len):
+        found = list(_cuts(machines, able, wanted, tuple(holes)))
+        if found:
+            _, chosen, cut = max(found, key=lambda one: one[0])
+            return chosen, cut
+    return (), None
+
+
+def _cuts(
+    machines: Mapping[PeerId, Machine], able: Sequence[PeerId], wanted: Wanted, holes: Sequence[range]
+) -> Iterator[tuple[float, tuple[PeerId, ...], Cut]]:
+    """The best cut for each number of machines, with the tokens a second that it makes."""
     for count in range(2, min(MOST_STAGES, len(able)) + 1):
-        chosen = able[:count]
+        chosen = tuple(able[:count])
         # What is not known yet is how exactly states will cross; half of their bytes is what they take at most.
-        cut = cut_for([machines[peer] for peer in chosen], wanted.work, wanted.needs, wanted.nbytes / 2)
+        cut = cut_for([machines[peer] for peer in chosen], wanted.work, wanted.needs, wanted.nbytes / 2, holes)
         if cut is not None:
-            found.append((busy_share(count, wanted.micro_batches(count)) / cut.seconds, chosen, cut))
-    if not found:
-        return (), None
-    _, chosen, cut = max(found, key=lambda one: one[0])
-    return chosen, cut
+            yield busy_share(count, wanted.micro_batches(count)) / cut.seconds, chosen, cut
 
 
 def choose_rounding(stages: Sequence[Machine], cut: Cut, wanted: Wanted) -> int:
@@ -324,6 +336,7 @@ class GroupSide:
         )
         self._near: frozenset[PeerId] = frozenset()
         self._avoided: dict[PeerId, float] = {}  # until when
+        self._passed_over = set[PeerId]()  # who looked when the group began, and is not in it
 
     def seekers(self) -> Sequence[Seeker]:
         """Return who looks for others now, this peer included, in the order of the ids."""
@@ -364,7 +377,7 @@ class GroupSide:
 
     async def enter(self, inbox: StageInbox) -> None:
         """Move what crosses in a group, and watch its members, until it is no more."""
-        self.inbox = inbox
+        self.inbox, self._passed_over = inbox, {seeker.peer for seeker in self.seekers()}
         async with anyio.create_task_group() as group:
             group.start_soon(self.boundaries.run, inbox)
             group.start_soon(self.watch, inbox)
@@ -381,13 +394,27 @@ class GroupSide:
         return anyio.current_time() < self._avoided.get(peer, 0.0)
 
     async def watch(self, inbox: StageInbox) -> None:
-        """End a group when the lease of a member does, until it is no more."""
-        me, directory = self._node.driver.state.me, self._node.directory
+        """End a group when the lease of a member does, until it is no more.
+
+        One that leaves fragments out is ended by its first member, too, when there is one more to take them.
+        """
+        me, directory, record = self._node.driver.state.me, self._node.directory, inbox.record
+        since = dict[PeerId, float]()  # newcomers that found no others
         while not inbox.why:
-            for peer in inbox.record.members:
+            for peer in record.members:
                 if peer != me and peer not in directory.live():
                     inbox.end(f"{peer_name(peer)} is gone")
+            if record.hole is not None and me == record.members[0]:
+                now = anyio.current_time()
+                since = {one.peer: since.get(one.peer, now) for one in self.seekers() if self._is_new(one.peer)}
+                if waiting := [peer for peer, at in since.items() if now - at >= ALONE]:
+                    inbox.end(
+                        f"{peer_name(waiting[0])} is there for fragments {record.hole.start} to {record.hole[-1]}"
+                    )
             await anyio.sleep(LOOK_EVERY)
+
+    def _is_new(self, peer: PeerId) -> bool:
+        return peer not in self._passed_over
 
 
 def _is_local(address: str) -> bool:

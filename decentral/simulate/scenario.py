@@ -32,6 +32,7 @@ class Scenario:
     seats: int = SEATS  # of the committee that votes where there are more hosts
     groups: int = 0  # replicas of ``stages`` hosts each, the last ones, which share them
     stages: int = 2
+    spares: int = 0  # hosts beside them that share, too
     parts: int = 0  # hosts, the last ones, that train one fragment each, another one than the host before
     claims: tuple[float, ...] = ()  # bytes/s that hosts say they were seen to send, one of these; empty: nothing
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from decentral.compressors.feedback import DEBT
 from decentral.errors import GroupBroken
 from decentral.node.node import Node
-from decentral.pipeline.cut import Machine
+from decentral.pipeline.cut import Machine, holes_of
 from decentral.pipeline.group import GroupSide, Wanted
 from decentral.pipeline.lines import Forms, LoopBell
 from decentral.pipeline.stage import Done
@@ -252,8 +252,11 @@ PATIENCE = 60.0  # s of virtual time
 ONE = torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
-def wanted(fragments: int, stages: int) -> Wanted:
-    """Return what such a peer wants a group for: so many machines hold the model together, and fewer do not."""
+def wanted(fragments: int, stages: int, skip: float) -> Wanted:
+    """Return what such a peer wants a group for: so many machines hold the model together, and fewer do not.
+
+    ``skip``: share of the fragments that fewer may do without.
+    """
     held = -(-fragments // stages)
     return Wanted(
         mine=Machine(held, 1.0),
@@ -261,6 +264,7 @@ def wanted(fragments: int, stages: int) -> Wanted:
         needs=len,
         nbytes=4.0,
         micro_batches=lambda count: MICRO_BATCHES,
+        holes=holes_of([True] * fragments, int(skip * fragments)),
     )
 
 
@@ -269,8 +273,8 @@ class StageTrainer(Trainer):
 
     def __init__(self, *given: Any, side: GroupSide, swarm: SameLoop, stages: int) -> None:
         super().__init__(*given, is_stage=True)
-        fragments = self.schedule.num_fragments
-        self._wanted = wanted(fragments, stages)
+        skip = self.node.manifest.outer.skip or 0.0
+        self._wanted = wanted(self.schedule.num_fragments, stages, skip)
         self._stages = StageLoop(side, swarm, self, LoopBell(), PATIENCE)
         self._side = side
 
@@ -297,7 +301,8 @@ class StageTrainer(Trainer):
     async def _enter(self) -> Membership:
         group = await self._stages.enter(self._wanted)
         part = group.record.part_of(self.node.driver.state.me)
-        self.note("group_formed", members=list(group.record.members), part=[part.start, part.stop])
+        hole = list(group.record.hole or ())
+        self.note("group_formed", members=list(group.record.members), part=[part.start, part.stop], left_out=hole)
         return group
 
     async def _step_with(self, group: Membership) -> None:

@@ -83,7 +83,7 @@ class World:
         if number >= self.scenario.hosts - self.scenario.parts:
             fragment = number % self.scenario.manifest.outer.fragments
             host.part = range(fragment, fragment + 1)
-        if number >= self.scenario.hosts - self.scenario.groups * self.scenario.stages:
+        if number >= self.scenario.hosts - self.scenario.groups * self.scenario.stages - self.scenario.spares:
             host.shares_with = self.scenario.stages
         self._connect(host, profile.bandwidth * generator.lognormvariate(0.0, profile.bandwidth_spread))
         return host

@@ -166,6 +166,15 @@ class LiveModel:
         """Copy every fragment, to the processor."""
         return [to_device(self.read(f), PROCESSOR) for f in range(len(self.schema.fragments))]
 
+    def hand_over(self) -> list[Tensor]:
+        """Copy every fragment, to the processor, one after the other: what is not trained lies in its copy then."""
+        held = []
+        for fragment in range(len(self.schema.fragments)):
+            held.append(to_device(self.read(fragment), PROCESSOR))
+            if fragment in self.borrowed:
+                self.borrowed.lend(fragment, held[-1])
+        return held
+
     def write(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one fragment in place; optimizer state and gradients are not touched."""
         self._fragments.write(fragment, flat_N)

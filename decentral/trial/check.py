@@ -199,7 +199,7 @@ def _essence(manifest: Manifest) -> bytes:
     steps = fragments * max(-(-STEPS // fragments), outer.overlap + 1)
     tables = {"run": {"name": "trial"}, "inner": {**kept, "steps": steps, "weight_decay": 0.0, "clip": None}}
     tables |= {name: whole[name] for name in ("outer", "compressor", "exchange")}
-    tables["outer"] = tables["outer"] | {"fragments": fragments, "layout": None}
+    tables["outer"] = tables["outer"] | {"fragments": fragments, "layout": None, "skip": None}
     return canonical(Manifest.of({**tables, "model": {"task": "custom"}}, "trial"))
 
 

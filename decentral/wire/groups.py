@@ -62,7 +62,10 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """The stages of one replica, first to last: each a peer, and the fragments [first, stop) that it trains."""
+    """The stages of one replica, first to last: each a peer, and the fragments [first, stop) that it trains.
+
+    Between two stages one run of fragments may be left out, where the run's terms allow it.
+    """
 
     run: Hash
     number: U64  # drawn by who proposes it
@@ -76,8 +79,11 @@ class GroupRecord:
             return f"a group of {len(self.stages)} stages, each of another peer: want 2 or more"
         ends = (0, *(stop for _, _, stop in self.stages))
         begins = tuple(first for _, first, _ in self.stages)
-        if begins != ends[:-1] or any(one >= other for one, other in pairwise(ends)):
-            return "its stages are not next to each other, from the first fragment on"
+        gaps = [first - end for first, end in zip(begins, ends, strict=False)]
+        if gaps[0] or min(gaps) < 0 or any(first >= stop for _, first, stop in self.stages):
+            return "its stages do not follow each other, from the first fragment on"
+        if sum(gap > 0 for gap in gaps) > 1:
+            return "it leaves fragments out at more than one place"
         if self.rounding >= ROUNDINGS:
             return f"rounding {self.rounding}, of which there is none"
         if not 1 <= self.micro_batches <= MOST_MICRO_BATCHES:
@@ -91,8 +97,18 @@ class GroupRecord:
 
     @property
     def fragments(self) -> int:
-        """Fragments of all stages together."""
+        """Fragments of the model."""
         return self.stages[-1][2]
+
+    @property
+    def hole(self) -> range | None:
+        """The fragments that no stage has, if any."""
+        between = (range(stop, first) for (_, _, stop), (_, first, _) in pairwise(self.stages))
+        return next((gap for gap in between if gap), None)
+
+    def before(self, peer: PeerId) -> list[int]:
+        """Return the fragments of the stages before a member's."""
+        return [f for _, first, stop in self.stages[: self.members.index(peer)] for f in range(first, stop)]
 
     def part_of(self, peer: PeerId) -> range:
         """Return the fragments that a member trains."""

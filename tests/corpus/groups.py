@@ -28,8 +28,28 @@ def _groups() -> Iterator[Entry]:
     yield "group record", "five stages", put(good, 40, struct.pack("<I", 5)), "5 items, at most 4"
     yield "group record", "stages 2**32-1", put(good, 40, b"\xff" * 4), "4294967295 items, at most 4"
     yield "group record", "one peer twice", put(good, at + each, PEERS[0]), "each of another peer"
-    yield "group record", "a gap", put(good, at + each + 32, struct.pack("<H", 2)), "not next to each other"
-    yield "group record", "nothing in a stage", put(good, at + 32, struct.pack("<HH", 0, 0)), "not next to each other"
+    ends = [at + each * place + 32 for place in range(3)]
+    gap = put(good, ends[2], struct.pack("<HH", 3, 4))
+    yield "group record", "a gap", gap, ACCEPTED
+    yield (
+        "group record",
+        "two gaps",
+        put(put(good, ends[1], struct.pack("<HH", 2, 3)), ends[2], struct.pack("<HH", 4, 5)),
+        "more than one place",
+    )
+    yield (
+        "group record",
+        "one before the other",
+        put(good, ends[1], struct.pack("<HH", 0, 2)),
+        "do not follow each other",
+    )
+    yield (
+        "group record",
+        "not from the first on",
+        put(good, ends[0], struct.pack("<HH", 1, 2)),
+        "do not follow each other",
+    )
+    yield "group record", "nothing in a stage", put(good, ends[0], struct.pack("<HH", 0, 0)), "do not follow each other"
     yield "group record", "no micro-batches", put(good, len(good) - 4, bytes(2)), "0 micro-batches"
     yield "group record", "micro-batches 65535", put(good, len(good) - 4, b"\xff\xff"), "65535 micro-batches"
     yield "group record", "rounding 3", put(good, len(good) - 2, b"\3"), "rounding 3, of which there is none"

@@ -23,9 +23,13 @@ import torch
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import preset_manifest
 from decentral.replica.codec import Codec
-from tests.faults import trainer, worker
+from tests.faults import stage, trainer, worker
 
-PROGRAMS: dict[str, Callable[[Sequence[str]], None]] = {"trainer": trainer.run, "worker": worker.run}
+PROGRAMS: dict[str, Callable[[Sequence[str]], None]] = {
+    "stage": stage.run,
+    "trainer": trainer.run,
+    "worker": worker.run,
+}
 NUM_PIPES = 3  # a fork's stdin, stdout, stderr
 
 

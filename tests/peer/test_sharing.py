@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, NoPeersError
 from decentral.manifest import Manifest
 from decentral.peer.peer import Peer
 from decentral.pipeline.stage import Segment, Stage
@@ -242,6 +242,19 @@ def test_a_batch_of_another_shape_is_refused_before_others_wait_for_it(tmp_path:
                 machine.gradients(peer, torch.zeros(10, 6), torch.zeros(10, 6))
 
         run_together(*(partial(run, *pair) for pair in zip(peers, machines, strict=True)))
+
+
+def test_a_machine_that_finds_nobody_has_its_model_as_it_was(tmp_path: Path) -> None:
+    """Before it is in the run its parameters lie in the files that the anchor is to lie in."""
+    with joined(stages(rounds=1000), Machine(0), tmp_path / "0") as peer:
+        invite = peer.invite
+    machine, before = Machine(0), Machine(0)
+    pairs = list(zip(machine.model.parameters(), before.model.parameters(), strict=True))
+    with pytest.raises(NoPeersError):
+        joined(invite, machine, tmp_path / "1", share=True, join_timeout=3.0).__enter__()
+    assert all(mine.requires_grad and torch.equal(mine, theirs) for mine, theirs in pairs)
+    machine.model(torch.ones(1, 6)).sum().backward()
+    machine.optimizer.step()
 
 
 def test_a_peer_that_does_not_share_makes_all_gradients_itself(tmp_path: Path) -> None:

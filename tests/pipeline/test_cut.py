@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from decentral.pipeline.cut import Machine, cut_for
+from decentral.pipeline.cut import Machine, cut_for, holes_of
 
 GB = 1_000_000_000
 HOME, AWAY = frozenset({"192.168.1.0/24"}), frozenset({"10.0.0.0/24"})
@@ -68,6 +68,32 @@ def test_an_embedding_costs_memory_and_no_time() -> None:
     cut = cut_for([machine(), machine()], [0, 0, 0, 10, 10, 10, 10], needs, 1.0)
     assert cut is not None
     assert [part.stop for part in cut.parts] == [5, 7]
+
+
+def test_where_memory_falls_short_one_run_of_fragments_between_two_stages_is_left_out() -> None:
+    fleet, holes = [machine(memory=5)] * 2, holes_of([True] * 12, 3)
+    assert cut_for(fleet, [10] * 12, needs, 1.0) is None
+    cut = cut_for(fleet, [10] * 12, needs, 1.0, [hole for hole in holes if len(hole) == 2])
+    assert cut is not None
+    assert cut.parts == (range(5), range(7, 12))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_what_is_left_out_lies_between_stages_and_all_else_is_trained(count: int) -> None:
+    for hole in holes_of([True] * 8, 4):
+        cut = cut_for([machine()] * count, [10] * 8, needs, 1.0, [hole])
+        if len(hole) <= 8 - count:
+            assert cut is not None
+            assert [f for part in cut.parts for f in part] == [f for f in range(8) if f not in hole]
+            assert hole.start in {part.stop for part in cut.parts}
+        else:
+            assert cut is None
+
+
+def test_nothing_is_left_out_that_changes_the_form_of_states_nor_the_first_nor_the_last() -> None:
+    assert holes_of([True, True, False, True, True, True], 2) == [range(1, 2), range(3, 4), range(4, 5), range(3, 5)]
+    assert holes_of([True] * 4, 0) == []
+    assert holes_of([True] * 2, 2) == []
 
 
 def test_the_same_question_has_the_same_answer() -> None:

@@ -11,7 +11,7 @@ import anyio.abc
 import pytest
 
 from decentral.errors import PayloadError, TransportError
-from decentral.pipeline.cut import Machine
+from decentral.pipeline.cut import Machine, holes_of
 from decentral.pipeline.group import PLEDGED, Formation, Seeker, Wanted
 from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.transport.memory import MemoryNetwork
@@ -140,6 +140,30 @@ def test_machines_that_hold_too_little_wait_for_one_more() -> None:
     in_virtual_time(script)
 
 
+def test_machines_that_hold_too_little_do_without_a_stage_where_the_terms_allow_it() -> None:
+    async def script(network: Network, group: Any) -> None:
+        small = replace(WANTED, mine=Machine(5, 1e6), holes=holes_of([True] * FRAGMENTS, 3))
+        peers = [Peer(network, number, small) for number in range(2)]
+        await network.add(group, *peers)
+        await anyio.sleep(20)
+        (record,) = {one.groups[-1] for one in peers}
+        assert record.hole == range(5, 7)
+        assert sum(len(record.part_of(one.peer)) for one in peers) == 10
+
+    in_virtual_time(script)
+
+
+def test_machines_that_hold_enough_leave_nothing_out() -> None:
+    async def script(network: Network, group: Any) -> None:
+        wanted = replace(WANTED, holes=holes_of([True] * FRAGMENTS, 3))
+        peers = [Peer(network, number, wanted) for number in range(2)]
+        await network.add(group, *peers)
+        await anyio.sleep(20)
+        assert {one.groups[-1].hole for one in peers} == {None}
+
+    in_virtual_time(script)
+
+
 def test_one_that_does_not_answer_keeps_nobody_from_being_a_group() -> None:
     """It is dead, and its lease has not run out yet."""
 
@@ -162,6 +186,7 @@ REFUSED = {
     "with one that looks for nobody": lambda me, other, third: record_of(me, third),
     "beyond its memory": lambda me, other, third: GroupRecord(RUN, 7, ((me.peer, 0, 7), (other.peer, 7, 12)), 8, 0),
     "of other micro-batches": lambda me, other, third: record_of(me, other, micro_batches=9),
+    "without a stage": lambda me, other, third: GroupRecord(RUN, 7, ((me.peer, 0, 5), (other.peer, 7, 12)), 8, 0),
     "of fewer fragments": lambda me, other, third: GroupRecord(RUN, 7, ((me.peer, 0, 1), (other.peer, 1, 2)), 8, 0),
 }
 

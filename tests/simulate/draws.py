@@ -87,14 +87,20 @@ def of_groups(seed: int, rounds: int) -> Scenario:
     exchange = generator.choice(["gather", "gather", "reduce"])
     manifest = toy_manifest(exchange, seed).changed(
         inner={"steps": 8},
-        outer={"fragments": 4, "layout": "stages", "overlap": generator.choice([0, 0, 1])},
+        outer={
+            "fragments": 4,
+            "layout": "stages",
+            "overlap": generator.choice([0, 0, 1]),
+            "skip": random.Random(f"skip {seed}").choice([None, 0.5]),
+        },
         swarm=usual.manifest.swarm.model_dump(),
     )
     stages = generator.choice([2, 2, 3, 4])
     groups = generator.choice([1, 2]) if stages == 2 else 1
     spares = generator.choice([0, 0, 1])
     hosts = generator.choice([1, 2]) + stages * groups + spares
-    return replace(usual, manifest=manifest, hosts=hosts, groups=groups, stages=stages, lesson="marks")
+    shared = {"groups": groups, "stages": stages, "spares": spares}
+    return replace(usual, manifest=manifest, hosts=hosts, lesson="marks", **shared)
 
 
 def of_many_groups(seed: int, rounds: int) -> Scenario:
