@@ -29,6 +29,7 @@ FIELDS: dict[str, Any] = {  # a value of each field that an event has, by its na
     "stage": 1,
     "micro_batches": 16,
     "rounding": "int8",
+    "left_out": [2, 3],
     "on": ["192.168.1.2"],
     "off": None,
     "resumed": False,
