@@ -150,6 +150,32 @@ def test_a_process_that_is_suspended_makes_no_step_and_then_does_what_came_due()
     assert steps == [1.0, 11.5, 12.5, 13.5]
 
 
+def test_a_sleep_that_is_cancelled_ends_at_once_and_moves_no_clock():
+    async def main():
+        with anyio.move_on_after(1):
+            await anyio.sleep(10)
+        assert anyio.current_time() == 1.0
+        await anyio.sleep(20)
+        return anyio.current_time()
+
+    assert run_in_virtual_time(main, 0) == 21.0
+
+
+def test_who_sleeps_on_another_thread_meanwhile_does_so_by_its_own_clock():
+    async def beside():
+        began = anyio.current_time()
+        await anyio.sleep(0.01)
+        return anyio.current_time() - began
+
+    async def main():
+        await anyio.sleep(1000)
+        return anyio.current_time(), await anyio.to_thread.run_sync(anyio.run, beside)
+
+    now, slept = run_in_virtual_time(main, 0)
+    assert now == 1000.0
+    assert 0.009 < slept < 100
+
+
 def test_a_run_in_which_every_task_waits_for_ever_ends_with_an_error():
     with pytest.raises(RuntimeError, match="nothing is due"):
         run_in_virtual_time(anyio.sleep_forever, 0)
