@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -586,7 +587,7 @@ class Manifest(Table):
         """
         return self.outer.weighting or ("tokens" if self.inner.pace == "speed" else "equal")
 
-    @property
+    @cached_property
     def digest(self) -> Digest:
         """blake2b-256 of the values: the run's id."""
         return hashlib.blake2b(_DOMAIN + canonical(self), digest_size=32).digest()

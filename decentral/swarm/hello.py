@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import anyio
 
@@ -15,6 +14,7 @@ from decentral.manifest import Manifest, differences, parse_manifest
 from decentral.parameters import Schema
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
+from decentral.swarm.leases import package_version
 from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId
@@ -32,14 +32,14 @@ _NOT_ADMITTED = "the run admits by token, and this invite has none or another; a
 
 def refusal() -> bytes:
     """Return the answer to a stranger of a run that admits by token: nothing of the run."""
-    return json.dumps({"wire": WIRE_VERSION, "version": version("decentral"), "refused": True}).encode()
+    return json.dumps({"wire": WIRE_VERSION, "version": package_version(), "refused": True}).encode()
 
 
 def greeting(manifest: Manifest, schema: Schema, age: float, *, over: bool = False) -> bytes:
     """Return this peer's answer; ``age``: seconds since the run began; ``over``: whether it has its last commit."""
     answer = {
         "wire": WIRE_VERSION,
-        "version": version("decentral"),
+        "version": package_version(),
         "manifest": manifest.to_toml(),
         "schema": schema.to_json(),
         "age": round(age, 1),
@@ -89,7 +89,7 @@ def _check_wire(wire: int, theirs: str) -> None:
     if wire != WIRE_VERSION:
         raise VersionError(
             f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
-            f"{version('decentral')}); install decentral {theirs}, or ask who gave you the invite for theirs"
+            f"{package_version()}); install decentral {theirs}, or ask who gave you the invite for theirs"
         )
 
 

@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -278,7 +278,7 @@ class OwnLease:
     def __init__(self, signer: Signer, run: Digest, ttl: float, addresses: Callable[[], Sequence[str]]) -> None:
         self._signer, self._run, self._ttl, self._addresses = signer, run, ttl, addresses
         self._fields: dict[str, Any] = {"epoch": 0, "round": 0, "digest": bytes(32), "state": 0, "uplink": 0}
-        self._version = _package_version()
+        self._version = package_version()
         self._sequence = 0
         self._said = set[str]()  # every address of this life
         self._foreign = deque([False], _LOOKED_AT)  # by renewal: did what this life never said come back?
@@ -311,7 +311,7 @@ class OwnLease:
 
     def call(self, name: str) -> None:
         """Tell others a name of this peer, see `is_name`; before the first lease is sealed."""
-        self._version = f"{_package_version()[:_BEFORE_NAME]}/{name}"
+        self._version = f"{package_version()[:_BEFORE_NAME]}/{name}"
 
     def renew(self) -> None:
         """Count on: what is sealed from now on is newer than all before, and what is known now is no news any more."""
@@ -375,7 +375,9 @@ class OwnLease:
         )
 
 
-def _package_version() -> str:
+@cache
+def package_version() -> str:
+    """Return this library's version, which is read from a file: of a swarm that comes together many ask for it."""
     try:
         return version("decentral")[:32]
     except PackageNotFoundError:  # run from a source tree that was never installed

@@ -508,6 +508,10 @@ class Lease:
     stop: U16 = 0  # 0: it trains all; ``first``: it trains none yet, and looks for others to share a replica with
     signature: Signature = bytes(SIGNATURE_NBYTES)
 
+    def __hash__(self) -> int:
+        """A signature is of all else, and its hash is kept: a list of a large swarm's leases is written by theirs."""
+        return hash(self.signature)
+
     @property
     def part(self) -> range | None:
         """The fragments that it trains; None: all."""

@@ -22,9 +22,8 @@ OF_VERSION = """
 import sys
 release, wire = sys.argv[1], int(sys.argv[2])
 import decentral.swarm.hello as hello, decentral.swarm.leases as lease
-hello.version = lambda name: release
+hello.package_version = lease.package_version = lambda: release
 hello.WIRE_VERSION += wire
-lease._installed_version = lambda: release
 from decentral.cli import main
 main(sys.argv[3:])
 """

@@ -170,7 +170,7 @@ def test_a_lease_tells_a_name_behind_the_version_and_nothing_that_is_none(versio
 
 
 def test_a_name_travels_with_the_lease_of_its_peer_however_long_the_version_is(monkeypatch):
-    monkeypatch.setattr(leases, "version", lambda package: "0.1.0.dev123+g0123456789abcdef")
+    monkeypatch.setattr(leases, "package_version", lambda: "0.1.0.dev123+g0123456789abcdef")
     own = OwnLease(PEERS[0], RUN, 15.0, lambda: ())
     own.call("x" * 16)
     sealed = read_lease(lease_bytes(own.seal()))
