@@ -273,6 +273,14 @@ class Voting:
             return committee
         return _fill_seats(self.seats, of.run, of.epoch, of.members, frozenset(gone))
 
+    def let_in_by(self, head: Head, live: Collection[PeerId]) -> Collection[PeerId]:
+        """Return whom of those that are here an outsider asks to be let in: all of a small swarm, and of a large one
+        the committee, which leads and votes first, if one of it is here. Of 256 that came together each asked all
+        others, again after each commit.
+        """
+        first = [peer for peer in self.committee(head) if peer in live] if len(live) > self.seats else []
+        return first or live
+
     def voters_on(self, record: Record) -> tuple[PeerId, ...]:
         """Return the peers whose votes count for ``record``, which says itself whom it gives up."""
         return self.voters(record, removals(record))

@@ -134,7 +134,8 @@ class Membership:
             self._asked = now
             self.directory.greet(head.members)
             request = self._request(head)
-            for peer in self._requests.due(request, self.directory.live(), now):
+            asked = self.state.terms.voting.let_in_by(head, self.directory.live())
+            for peer in self._requests.due(request, asked, now):
                 self.state.tasks.spawn(self.frames.send, peer, request)
 
     async def say_goodbye(self) -> None:

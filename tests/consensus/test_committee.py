@@ -36,6 +36,16 @@ def signed(record, voters, ballot=0) -> m.Commit:
 # ---- the draw ----
 
 
+def test_who_is_outside_asks_all_of_a_small_swarm_and_of_a_large_one_the_committee_or_all_if_it_is_gone():
+    small, large = head_of(20), head_of(60)
+    assert VOTING.let_in_by(small, small.members) == small.members
+    committee = VOTING.committee(large)
+    assert VOTING.let_in_by(large, large.members[::-1]) == list(committee)
+    assert VOTING.let_in_by(large, large.members[:40]) == [peer for peer in committee if peer in large.members[:40]]
+    others = [peer for peer in large.members if peer not in committee]
+    assert VOTING.let_in_by(large, others) == others
+
+
 def test_up_to_21_members_vote_all_of_them_and_beyond_21_of_them():
     assert SEATS == 21
     for num_peers in (1, 2, 20, 21):
