@@ -12,7 +12,7 @@ import pytest
 
 from decentral.errors import PayloadError, TransportError
 from decentral.pipeline.cut import Machine, holes_of
-from decentral.pipeline.group import PLEDGED, Formation, Seeker, Wanted
+from decentral.pipeline.group import PLEDGED, ROW, Formation, Seeker, Wanted, row_of
 from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request
@@ -122,6 +122,29 @@ def test_seven_machines_become_two_groups_those_of_one_home_first() -> None:
         await anyio.sleep(30)
         assert all(one.groups for one in peers)
         assert set(first.groups[0].members) == {one.peer for one in near}
+
+    in_virtual_time(script)
+
+
+def test_a_row_is_the_same_whoever_comes_and_goes_elsewhere() -> None:
+    seekers = [Seeker(peer, frozenset()) for peer in sorted(signer_of(number).peer for number in range(128))]
+    for me in seekers:
+        row = row_of(me.peer, seekers)
+        assert me in row
+        assert 2 <= len(row) <= ROW
+        elsewhere = [one for one in seekers if one not in row and one.peer[0] >> 7 != me.peer[0] >> 7]
+        fewer = [one for one in seekers if one not in elsewhere[::3]]
+        assert row_of(me.peer, fewer) == row
+
+
+def test_of_many_that_come_one_after_the_other_most_are_in_groups_before_the_last_is_there() -> None:
+    """One in twenty was, where each newcomer and each group moved all others to other rows."""
+
+    async def script(network: Network, group: Any) -> None:
+        for number in range(128):
+            await network.add(group, Peer(network, number))
+            await anyio.sleep(0.2)
+        assert sum(bool(one.groups) for one in network.peers) >= 64
 
     in_virtual_time(script)
 
