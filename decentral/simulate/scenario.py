@@ -24,7 +24,9 @@ class Scenario:
     hosts: int = 4
     rounds: int = 20  # outer steps under the profile, counted from the calm start's; then the swarm must come to rest
     step_seconds: float = 0.25  # of one inner step at the median speed
+    arrivals: float = 0.0  # s over which the hosts come, one after the other; 0: all at once
     calm_start: bool = False  # nothing befalls the machines before all of them train together
+    formed: float = 0.0  # share of those that share a replica of which one is formed before, after a calm start
     lesson: LessonName = "marks"  # what inner steps do
     patience: float = 5.0  # s of virtual time per outer step: a storm may keep a swarm from making any
     settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang

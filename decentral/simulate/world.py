@@ -101,8 +101,11 @@ class World:
             self._group = group
             for host in self.hosts:
                 self.start(host)
+                if self.scenario.arrivals:
+                    await anyio.sleep(self.scenario.arrivals / len(self.hosts))
             if self.scenario.calm_start:
                 await self._until("come together", lambda: all(self._outer_steps(host) > 0 for host in self.hosts))
+                await self._until("form groups", self._are_formed)
             self.weather.break_out(self.scenario.profile)
             await self._until("begin", lambda: any(self._outer_steps(host) > 0 for host in self.hosts))
             async with anyio.create_task_group() as troubles:
@@ -111,6 +114,13 @@ class World:
                 troubles.cancel_scope.cancel()
             await self._come_to_rest()
             group.cancel_scope.cancel()
+
+    def _are_formed(self) -> bool:
+        sharing = [host.process for host in self.hosts if host.shares_with is not None]
+        formed = sum(
+            process is not None and process.side is not None and process.side.inbox is not None for process in sharing
+        )
+        return formed >= self.scenario.formed * len(sharing)
 
     def start(self, host: Host) -> None:
         """Start a process on a machine that has none, with an invite of one that has joined.

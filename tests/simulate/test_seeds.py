@@ -16,7 +16,7 @@ from decentral.manifest import preset_manifest
 from decentral.simulate.scenario import PROFILES
 from decentral.simulate.simulation import forecast, simulate
 from tests.simulate import await_points, run
-from tests.simulate.draws import drawn, scenario
+from tests.simulate.draws import drawn, of_many_groups, scenario
 from tests.simulate.scenes import CALM, befalls
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +60,20 @@ def test_no_guarantee_is_broken_where_some_share_a_replica(seed):
     assert outcome.scenario.groups
     assert any(outcome.trace.of("group_formed")), "some were one replica"
     assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, "groups")
+
+
+@pytest.mark.parametrize("groups", [3, pytest.param(8, marks=pytest.mark.long)])
+def test_no_guarantee_is_broken_where_many_come_that_share_replicas_of_four(groups):
+    """``make simulate ARGS=--many-groups`` has 64 of them. All form groups in calm, and some crash."""
+    outcome = simulate(of_many_groups(3, 5, groups))
+    before = [entry for entry in outcome.trace.of("group_formed") if entry.time < first_crash(outcome)]
+    assert len({entry.host for entry in before}) == 4 * groups
+    assert any(outcome.trace.of("group_over"))
+    assert outcome.to_dict()["problems"] == []
+
+
+def first_crash(outcome):
+    return min(entry.time for entry in outcome.trace.of("crashed"))
 
 
 @pytest.mark.long
