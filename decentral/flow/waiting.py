@@ -60,9 +60,12 @@ class Repeats:
         self._told: dict[PeerId, _Told] = {}
 
     def due(self, said: object, peers: Iterable[PeerId], now: float) -> list[PeerId]:
-        """Return the peers to tell ``said`` now, taken for told from then on. Something new is told to all at once."""
-        if said != self._said:
-            self._said, self._told = said, {}
+        """Return the peers to tell ``said`` now, taken for told from then on. Something new is told to all at once, and
+        anything to one that was not among ``peers`` the last time.
+        """
+        peers = list(peers)
+        known = {} if said != self._said else self._told
+        self._said, self._told = said, {peer: known[peer] for peer in peers if peer in known}
         now_due = [peer for peer in peers if (told := self._told.get(peer)) is None or told.again_at <= now]
         for peer in now_due:
             before = self._told.get(peer)

@@ -21,6 +21,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import PayloadError
+from decentral.flow.waiting import Repeats
 from decentral.swarm.contacts import PARTING, Contacts, LeaseMessages
 from decentral.swarm.dht import share
 from decentral.swarm.invite import MAX_ADDRESSES, Invite
@@ -32,6 +33,7 @@ from decentral.wire.messages import MAX_ADDRESS, MAX_PEERS, PRIVATE, Lease
 logger = logging.getLogger("decentral.swarm")
 
 
+_GREET_AGAIN, _GREET_AT_LAST = 1.0, 8.0  # s until one that is missing is greeted again, and at most
 _RECALLED = 4  # silent peers tried again per renewal
 _NOBODY = bytes(32)  # stands for whoever put something into the DHT
 
@@ -60,6 +62,8 @@ class Directory:
         self._dht = dht  # look in hivemind's DHT, too, where the transport has one
         self._turn = 0
         self._greeted: frozenset[PeerId] = frozenset()  # who was missing at the last greeting
+        # Where a tenth of 260 was away, three of five messages were greetings to them.
+        self._greetings = Repeats(_GREET_AGAIN, _GREET_AT_LAST)
 
     @property
     def peer(self) -> PeerId:
@@ -124,12 +128,13 @@ class Directory:
             self._contacts.spawn("look", peer, partial(self._messages.visit, addresses=addresses))
 
     def greet(self, peers: Iterable[PeerId]) -> None:
-        """Tell those that are not known to be here that this peer is; who hears it answers with its own lease.
+        """Tell those that are not known to be here that this peer is, the more rarely the longer they are missing; who
+        hears it answers with its own lease.
 
         Where they are may be known to those who are here, whose word about them did not count before: one is asked.
         """
         missing = [peer for peer in peers if peer != self.peer and not self._messages.is_live(peer)]
-        for peer in missing:
+        for peer in self._greetings.due("here", missing, anyio.current_time()):
             self._contacts.spawn("greet", peer, self._messages.tell)
         if not self._greeted.issuperset(missing) and (live := list(self.live())):
             self._contacts.spawn("ask", live[self._turn % len(live)], self._messages.ask)

@@ -146,6 +146,17 @@ async def test_a_peer_that_is_met_otherwise_is_known_and_knows(swarm, how):
 
 
 @swarm_of(0)
+async def test_who_is_missing_is_greeted_ever_more_rarely_and_at_once_when_missing_anew(swarm):
+    zero, stranger = await swarm.add(0), Signer(bytes([9]) * 32).peer
+    greeted = []
+    zero._contacts.spawn = lambda kind, peer, contact: kind == "greet" and greeted.append(anyio.current_time())
+    for second in range(30):
+        zero.greet([stranger] if second != 20 else [])
+        await anyio.sleep(1.0)
+    assert [round(time - greeted[0]) for time in greeted] == [0, 1, 3, 7, 15, 21, 22, 24, 28]
+
+
+@swarm_of(0)
 async def test_what_somebody_said_of_a_peer_that_is_elsewhere_or_here_changes_nothing(swarm):
     zero, one = await swarm.add(0), await swarm.add(1)
     await anyio.sleep(2.0)
