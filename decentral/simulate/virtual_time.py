@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -43,6 +44,7 @@ class VirtualClock(Clock):
     def __init__(self) -> None:
         self.now = 0.0
         self.scope = trio.CancelScope()  # of all that runs by it
+        self.suspended = _Suspended()
         self._looks = 0  # with nothing due
         self._asleep: list[tuple[float, int, _Sleeper]] = []  # a heap
         self._slept = 0  # how often anybody did
@@ -144,43 +146,56 @@ def _timing(clock: VirtualClock) -> Iterator[None]:
 # ---- machines that sleep ----
 
 
-class _Sleep(Instrument):
-    """Puts tasks aside that could run, where they are of a process that stands still."""
+class _Suspended(Instrument):
+    """Puts tasks aside that could run, where they are of a process that stands still. One for all: each task that can
+    run is looked at.
+    """
 
-    def __init__(self, root: int) -> None:
-        names: Any = scheduler  # Any: not public
-        self._root, self._queue, self._aside = root, names.GLOBAL_RUN_CONTEXT.runner.runq, list[Task]()
+    def __init__(self) -> None:
+        self.aside: dict[int, list[Task]] = {}  # by the root of its process
 
-    def begin(self) -> None:
+    def begin(self, root: int) -> None:
         """Put aside what could run by now."""
-        self._aside = [task for task in self._queue if self._is_its_own(task)]
-        for task in self._aside:
-            self._queue.remove(task)
+        if not self.aside:
+            add_instrument(self)
+        self.aside[root] = []
+        for task in [task for task in _queue() if self._root_of(task) == root]:
+            _queue().remove(task)
+            self.aside[root].append(task)
 
-    def end(self) -> None:
+    def end(self, root: int) -> None:
         """Let all go on: what came due meanwhile is done now."""
-        self._queue.extend(self._aside)
+        _queue().extend(self.aside.pop(root))
+        if not self.aside:
+            remove_instrument(self)
 
     def task_scheduled(self, task: Task) -> None:
         """Put it aside, the last of the queue."""
-        if self._is_its_own(task):
-            self._queue.remove(task)
-            self._aside.append(task)
+        if (root := self._root_of(task)) is not None:
+            _queue().remove(task)
+            self.aside[root].append(task)
 
-    def _is_its_own(self, task: Task | None) -> bool:
-        while task is not None and id(task) != self._root:
+    def _root_of(self, task: Task | None) -> int | None:
+        while task is not None:
+            if id(task) in self.aside:
+                return id(task)
             task = None if task.parent_nursery is None else task.parent_nursery.parent_task
-        return task is not None
+        return None
+
+
+def _queue() -> deque[Task]:
+    names: Any = scheduler  # Any: not public
+    queue: deque[Task] = names.GLOBAL_RUN_CONTEXT.runner.runq
+    return queue
 
 
 @contextmanager
 def suspend(root: int) -> Iterator[None]:
     """Let no task below the one of this id, as anyio has it, make a step in the block, as on a machine that sleeps."""
-    sleep = _Sleep(root)
-    sleep.begin()
-    add_instrument(sleep)
+    names: Any = scheduler  # Any: not public
+    suspended: _Suspended = names.GLOBAL_RUN_CONTEXT.runner.clock.suspended
+    suspended.begin(root)
     try:
         yield
     finally:
-        remove_instrument(sleep)
-        sleep.end()
+        suspended.end(root)
