@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from time import perf_counter
 
 import psutil
@@ -47,7 +47,6 @@ class SharedReplica:
         self._model = settings.model
         self._segments = segments_of(self._model.bare, self._model.schema.fragments)
         self._host: _Host | None = None  # once the first batch is there
-        self._watched = ExitStack()  # whether optimizers undo what commits write
 
     def gradients(
         self, part: Participation, inputs: Tensor, targets: Tensor, loss: Loss, clip: float | None
@@ -88,7 +87,6 @@ class SharedReplica:
 
     def close(self) -> None:
         """Leave the group, for good."""
-        self._watched.close()
         if self._host is not None:
             with suppress(LoopEnded, CancelledError):  # the swarm's side has ended, and with it the group
                 run_blocking(self._host.loop.leave("this peer leaves"))
@@ -161,8 +159,6 @@ class _Host:
     async def train_part(self, part: range) -> bool:
         """Train these fragments from the anchor on, and no others."""
         self._model.train_only(part)
-        self._shared._watched.close()
-        self._shared._watched.enter_context(self._model.undo_guard.watching())
         for optimizer in self._shared._settings.optimizers.parts:
             for parameter in self._model.untrained:
                 optimizer.state.pop(parameter, None)

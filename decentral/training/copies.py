@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -286,7 +287,7 @@ class Probe:
         flat = self.parameter.detach().reshape(-1)
         return flat[:: max(1, flat.numel() // SAMPLE)].to(torch.float32, copy=True)
 
-    def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def before_step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Zero the gradient where that decides a suspicion. A step that makes its gradients inside is not looked at."""
         if any(given is not None for given in (*args[1:], *kwargs.values())):
             self.looked = MOST
@@ -300,7 +301,7 @@ class Probe:
             self.parameter.grad.zero_()
             self.tests = True
 
-    def after_step(self, *_: object) -> None:
+    def after_step(self) -> None:
         """Raise ConfigError once the optimizer is seen to undo what commits write."""
         if self.over:
             return
@@ -348,30 +349,44 @@ class UndoGuard:
 
     def __init__(self, optimizers: Iterable[Any], trained: Mapping[str, Tensor], copies: Copies) -> None:
         """``trained``: the model's parameters by name, each whole in this process."""
+        self._optimizers, self._copies, self._looks = list(optimizers), copies, 0
+        self._probes = dict[int, Probe]()  # by the id of the optimizer
+        self.look_at(trained)
+
+    def look_at(self, trained: Mapping[str, Tensor]) -> None:
+        """Look at these parameters from now on, and at no others."""
         names = {id(parameter): name for name, parameter in trained.items()}
-        self._probes, self._copies, self._looks = list[Probe](), copies, 0
-        for optimizer in optimizers:
+        self._probes = {}
+        for optimizer in self._optimizers:
             held = [one for group in optimizer.param_groups for one in group["params"] if id(one) in names]
             if held:
                 longest = max(held, key=Tensor.numel)
-                self._probes.append(Probe(optimizer, longest, names[id(longest)]))
+                self._probes[id(optimizer)] = Probe(optimizer, longest, names[id(longest)])
 
     @property
     def over(self) -> bool:
         """True when no write has to be seen any more."""
-        return all(one.over for one in self._probes)
+        return all(one.over for one in self._probes.values())
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look around every step inside. To be entered before what writes at the end of a step."""
         with ExitStack() as stack:
-            for one in self._probes:
-                stack.callback(one.optimizer.register_step_pre_hook(one.before_step).remove)
-                stack.callback(one.optimizer.register_step_post_hook(one.after_step).remove)
-                stack.callback(one.optimizer.register_step_post_hook(self._look).remove)
+            for one in self._optimizers:
+                stack.callback(one.register_step_pre_hook(partial(self._before_step, one)).remove)
+                stack.callback(one.register_step_post_hook(partial(self._after_step, one)).remove)
             yield
 
-    def _look(self, optimizer: Any, *_: object) -> None:
+    def _before_step(self, optimizer: Any, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if (probe := self._probes.get(id(optimizer))) is not None:
+            probe.before_step(args, kwargs)
+
+    def _after_step(self, optimizer: Any, *_: object) -> None:
+        if (probe := self._probes.get(id(optimizer))) is not None:
+            probe.after_step()
+            self._look(optimizer)
+
+    def _look(self, optimizer: Any) -> None:
         """Look for slow weights: they equal the parameters after some steps alone, and commits may miss those."""
         if self._looks < LOOKS * len(self._probes):
             self._looks += 1
@@ -381,7 +396,7 @@ class UndoGuard:
     def writing(self, parameters: Sequence[Tensor]) -> Iterator[None]:
         """Note what is written to ``parameters`` inside."""
         ids = {id(one) for one in parameters}
-        probed = [(one, one.values()) for one in self._probes if id(one.parameter) in ids and not one.over]
+        probed = [(one, one.values()) for one in self._probes.values() if id(one.parameter) in ids and not one.over]
         yield
         for one, before in probed:
             one.after_write(before)

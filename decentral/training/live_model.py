@@ -142,7 +142,6 @@ class LiveModel:
         self.joined.expect_frozen(self._untrained)
         assert isinstance(self._fragments, WholeFragments), "of one process, as is checked before"
         self.borrowed = self._fragments.borrow(others)
-        self.undo_guard = self._fragments.undo_guard
 
     @property
     def untrained(self) -> list[Tensor]:
@@ -314,7 +313,7 @@ class WholeFragments:
         trained = {name: parameters[name] for fragment in schema.fragments for name in fragment.names}
         self.undo_guard = UndoGuard(optimizers, trained, self._copies)
         self._places = [small_places(parameters, fragment.names) for fragment in schema.fragments]
-        self._optimizers, self._borrowed = optimizers, Borrowed(parameters, ())
+        self._borrowed = Borrowed(parameters, ())
 
     def read(self, fragment: int) -> Tensor:
         """Copy one."""
@@ -350,7 +349,7 @@ class WholeFragments:
         untrained = {name for fragment in others for name in fragment.names}
         names = (name for fragment in self._fragments for name in fragment.names if name not in untrained)
         mine = {name: self._parameters[name] for name in names}
-        self.undo_guard = UndoGuard(self._optimizers, mine, self._copies)
+        self.undo_guard.look_at(mine)
         return self._borrowed
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,22 @@ class Machine:
 
     def gradients(self, peer: Peer, inputs: Tensor, targets: Tensor) -> float | None:
         return peer.gradients(inputs, targets, mse_loss, clip=1.0)
+
+
+class Masters(torch.optim.Optimizer):
+    """Copies of the parameters in one flat tensor, where nobody finds them, written over those that have gradients."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        held = self.param_groups[0]["params"]
+        self.flat, self.sizes = torch.cat([one.detach().flatten() for one in held]), [one.numel() for one in held]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for one, copy in zip(self.param_groups[0]["params"], self.flat.split(self.sizes), strict=True):
+            if one.grad is not None:
+                copy.sub_(one.grad.flatten(), alpha=self.param_groups[0]["lr"])
+                one.copy_(copy.view_as(one))
 
 
 class Uncut(Machine):
@@ -255,6 +271,26 @@ def test_a_machine_that_finds_nobody_has_its_model_as_it_was(tmp_path: Path) -> 
     assert all(mine.requires_grad and torch.equal(mine, theirs) for mine, theirs in pairs)
     machine.model(torch.ones(1, 6)).sum().backward()
     machine.optimizer.step()
+
+
+def test_an_optimizer_that_undoes_commits_is_refused_for_a_stage_as_for_a_whole_peer(tmp_path: Path) -> None:
+    machines, why = [Machine(data) for data in (0, 2, 2, 2)], list[str]()
+    founder = joined(stages(rounds=1000), machines[0], tmp_path / "0")
+
+    def share(number: int) -> None:
+        machine = machines[number]
+        machine.optimizer = Masters(machine.model.parameters(), lr=1e-4)
+        with suppress(ConfigError), joined(founder.invite, machine, tmp_path / str(number), **SHARING) as peer:
+            try:
+                until(lambda: why or peer.done, lambda: machine.step(peer))
+            except ConfigError as error:
+                why.append(str(error))
+                raise
+
+    with founder:
+        whole = partial(until, lambda: why, lambda: machines[0].step(founder))
+        run_together(whole, *(partial(share, number) for number in range(1, 4)))
+    assert "what commits write does not stay" in why[0]
 
 
 def test_a_peer_that_does_not_share_makes_all_gradients_itself(tmp_path: Path) -> None:
