@@ -260,11 +260,22 @@ def _training(status: Status) -> str:
     parts = [f"{word}: round {status.round}", _useful(status)]
     if status.finishing:
         parts.append("leaves with the round that is made now")
+    parts += _stage(status)
     if status.rounds_contributed:
         parts.append(f"{in_units(status.bytes_per_round)} sent per round")
     if status.next_sync_seconds is not None:
         parts.append(f"next sync in {status.next_sync_seconds:.0f} s")
     return ", ".join(parts)
+
+
+def _stage(status: Status) -> list[str]:
+    """Say which stage of a replica of several machines this peer is, and which it waits for."""
+    place = next((place for place, stage in enumerate(status.stages) if stage.get("self")), None)
+    if place is None:
+        return []
+    whom = status.stages[place].get("waits_for")
+    waits = f" and waits for stage {whom + 1}" if isinstance(whom, int) else ""
+    return [f"stage {place + 1} of {len(status.stages)}{waits}"]
 
 
 _SENTENCES_OF_STATES = {

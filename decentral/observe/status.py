@@ -98,7 +98,7 @@ class Status:
         of=lambda at: len(at.members),
     )
     shares: bool = False  # it is to be one replica with other machines, see ``stages``
-    stages: tuple[Mapping[str, Any], ...] = ()  # of that replica: peer, first, stop, self, waited_for; none: it looks
+    stages: tuple[Mapping[str, Any], ...] = ()  # of that replica: peer, first, stop, self, waits_for; none: it looks
     given_up: tuple[str, ...] = ()  # names of peers without whom the run went on although they were half of it or more
     given_up_seconds: float | None = _quantity(None, "s")  # since then; None: since before this process began
     given_up_rounds: int = 0  # outer steps made since then

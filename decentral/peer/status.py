@@ -184,16 +184,17 @@ def looks_for_machines(part: Participation) -> bool:
 
 
 def _stages(part: Participation) -> tuple[dict[str, object], ...]:
-    """Return the stages of the replica that this peer is in."""
+    """Return the stages of the replica that this peer is in, and which of them each waits for."""
     if part.sharing is None or (inbox := part.sharing.inbox) is None:
         return ()
+    members, waiting = inbox.record.members, inbox.waiting
     return tuple(
         {
             "peer": peer_name(peer),
             "first": first,
             "stop": stop,
             "self": peer == part.identity.peer,
-            "waited_for": peer == inbox.waits_for,
+            "waits_for": None if (whom := waiting.get(peer, peer)) == peer else members.index(whom),
         }
         for peer, first, stop in inbox.record.stages
     )

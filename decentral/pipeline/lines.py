@@ -47,6 +47,7 @@ _TIMEOUT = 10.0  # s until there is a path
 _RETRY = 0.5  # s between two tries to open a stream, or to send what was not yet taken
 _RESTS = 3600.0  # s that a stream may wait for its next body: a round, a pause
 _LOOK_EVERY = 0.2  # s: Ctrl-C must get through on every platform
+_TELLS = 1.5  # s that a stage waits for another before the others hear of it, and between two such words
 
 
 # ---- values as bytes ----
@@ -186,7 +187,8 @@ class StageInbox:
         self._lock = threading.Lock()
         self.why = ""  # the group is no more; empty: it is
         self.blamed: PeerId | None = None  # who did not do its part, where it is known
-        self.waits_for: PeerId | None = None  # whose body is waited for now
+        self.waits: tuple[PeerId | None, int] = (None, 0)  # whose body is waited for now, and the number of the wait
+        self.waiting: dict[PeerId, PeerId] = {}  # whom each member waits for, as it says; itself: nobody
 
     @property
     def most_nbytes(self) -> int:
@@ -207,6 +209,9 @@ class StageInbox:
             self.end(f"{peer_name(peer)} has left the group")
             return
         self._check(peer, body)
+        if body.kind is BodyKind.WAITS:
+            self.waiting[peer] = self.record.members[body.values[0]]
+            return
         key = (body.kind, peer, body.step, body.micro)
         with self._lock:
             is_news = body.step >= self._step and key not in self._held
@@ -231,14 +236,14 @@ class StageInbox:
             with self._lock:
                 found = self._held.pop(key, None)
             if found is not None:
-                self.waits_for = None
+                self.waits = (None, self.waits[1] + 1)
                 return memoryview(found)
             if not self.why and waited >= patience:
                 self.end(f"{peer_name(peer)} sent nothing for {patience:.0f} s", peer)
             if self.why:
                 raise GroupBroken(self.why)
             goes_on()
-            self.waits_for = peer
+            self.waits = (peer, self.waits[1])
             waited += await self._bell.wait(_LOOK_EVERY)
 
     def _check(self, peer: PeerId, body: Body) -> None:
@@ -260,10 +265,14 @@ class StageInbox:
             raise PayloadError(
                 f"{peer_name(peer)}: {nbytes} bytes of {body.kind.name.lower()}, want {want[-1]}; drop it"
             )
+        if body.kind is BodyKind.WAITS and body.values[0] > last:
+            raise PayloadError(f"{peer_name(peer)} waits for stage {body.values[0]}, counted from 0 to {last}; drop it")
 
     def _nbytes_of(self, peer: PeerId, kind: BodyKind) -> range:
         if kind is BodyKind.READY:
             return range(1)
+        if kind is BodyKind.WAITS:
+            return range(1, 2)
         if kind is BodyKind.DONE:
             return range(8, 8 + 4 * self._forms.norms[peer] + 1)
         form = {
@@ -313,13 +322,28 @@ class Boundaries:
             async with anyio.create_task_group() as group:
                 for peer, outbox in self._outboxes.items():
                     group.start_soon(self._send_all, inbox, peer, outbox)
-                while not inbox.why:
-                    await anyio.sleep(_LOOK_EVERY)
+                await self._tell_waiting(inbox)
                 group.cancel_scope.cancel()
         finally:
             self._inbox, self._outboxes, self._pledged = None, {}, None
             with anyio.CancelScope(shield=True), anyio.move_on_after(_RETRY):
                 await self._say_over(inbox)
+
+    async def _tell_waiting(self, inbox: StageInbox) -> None:
+        """Tell all for whom this stage waits, once it has for long, and when it does no more, until the group's end."""
+        members, me = inbox.record.members, self._transport.peer
+        seen, since, told_at = inbox.waits, anyio.current_time(), -math.inf
+        while not inbox.why:
+            await anyio.sleep(_LOOK_EVERY)
+            now = anyio.current_time()
+            if inbox.waits != seen:
+                seen, since = inbox.waits, now
+            whom = (seen[0] if now - since >= _TELLS else None) or me
+            if whom != inbox.waiting.get(me, me) and now - told_at >= _TELLS:
+                inbox.waiting[me], told_at = whom, now
+                body = Body(BodyKind.WAITS, inbox.record.number, 0, 0, bytes([members.index(whom)])).to_bytes()
+                for peer in self._outboxes:
+                    await self.post(peer, body)
 
     async def post(self, peer: PeerId, body: bytes) -> None:
         """Send a body to a member, in its turn; nothing where the group is no more."""

@@ -162,6 +162,7 @@ class BodyKind(IntEnum):
     DONE = 3  # to all, when all gradients of a step are made
     READY = 4  # to all: this member knows what crosses, and takes it
     OVER = 5  # to all: this member is in the group no more
+    WAITS = 6  # to all: the place of the stage that it waits for, a byte; its own: it waits for none
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,11 @@ def test_every_stream_is_there() -> None:
     assert f"{HEADER_NBYTES} bytes of signed header" in PAGE
 
 
+def test_every_kind_of_body_between_stages_is_there() -> None:
+    found = rows(r"^\| `([A-Z]+)` \| (\d) \| (?:a stage|the first|each), [^|]+ \| [^|]+ \|$")
+    assert {name: int(kind) for name, kind in found} == {kind.name: kind.value for kind in groups.BodyKind}
+
+
 def test_every_constant_named_has_the_value_that_the_code_has() -> None:
     found = rows(r"^\| `(decentral[\w.]+)\.([A-Z_]+)` \| ([\d.]+) \|")
     assert len(found) > 30

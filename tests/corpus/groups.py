@@ -75,7 +75,12 @@ def _stage_bodies() -> Iterator[Entry]:
     yield "stage body", "ready", body(4), ACCEPTED
     yield "stage body", "over", body(5), ACCEPTED
     yield "stage body", "empty", b"", "its head alone takes 19"
-    yield "stage body", "kind 6", body(6), "of kind 6"
+    yield "stage body", "waits for the last", body(6, b"\2"), ACCEPTED
+    yield "stage body", "waits for itself", body(6, b"\0"), ACCEPTED
+    yield "stage body", "kind 7", body(7), "of kind 7"
+    yield "stage body", "waits for stage 3", body(6, b"\3"), "waits for stage 3, counted from 0 to 2"
+    yield "stage body", "waits for nothing", body(6), "0 bytes of waits"
+    yield "stage body", "waits for two", body(6, b"\1\2"), "2 bytes of waits"
     yield "stage body", "states less one", body(0, states[:-1]), f"{len(states) - 1} bytes of states"
     yield "stage body", "states and one", body(0, states + b"\0"), f"{len(states) + 1} bytes of states"
     yield "stage body", "a gradient from before", body(1, states), "not its to send here"

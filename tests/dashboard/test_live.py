@@ -92,6 +92,14 @@ def test_a_peer_without_members_or_with_strange_ones_is_shown(folder: Folder) ->
     assert [peer["peer"] for peer in now["peers"]] == ["?", "7", "<script>"]
 
 
+def test_stages_are_shown_with_names_and_what_each_waits_for(folder: Folder) -> None:
+    stages = ({"peer": OTHER, "waits_for": None}, {"peer": ME, "self": True, "waits_for": 0})
+    stages = ({"peer": OTHER, "waits_for": None}, {"peer": ME, "self": True, "waits_for": 0})
+    folder.write(names={OTHER: "ada"}, stages=stages)
+    shown = looked(folder.path)["now"]["stages"]
+    assert [(stage["short"], stage["waits_for"]) for stage in shown] == [("ada (bbbbbb)", None), ("…aaaaaa", 0)]
+
+
 def test_the_invite_is_nowhere(folder: Folder) -> None:
     folder.write(invite="decentral1:secret")
     folder.events("joined", invite="decentral1:secret", round=0, resumed=False)

@@ -230,6 +230,9 @@ def _stage_body(data: bytes) -> object:
         read = forms.comes.read(body.values)
         assert read.shape == states.shape
         assert torch.isfinite(read).all()
+    if body.kind is BodyKind.WAITS:
+        assert held.waiting[PEERS[0]] in PEERS
+        assert not held._held
     if body.kind is BodyKind.DONE:
         assert len(Done.read(body.values).norms_P) <= 4
     return body

@@ -11,7 +11,17 @@ import pytest
 from decentral.consensus.chain import VOTING, Presence
 from decentral.observe.health import health_sentence
 from decentral.observe.status import Status, presence
-from decentral.peer.status import STEPS_ALONE, Balloting, OpenRound, StallWatch, _kind, _member, _open_round, why_open
+from decentral.peer.status import (
+    STEPS_ALONE,
+    Balloting,
+    OpenRound,
+    StallWatch,
+    _kind,
+    _member,
+    _open_round,
+    _stages,
+    why_open,
+)
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import peer_name
 
@@ -183,3 +193,18 @@ def test_the_round_in_progress_tells_its_offers_and_to_its_leader_the_votes() ->
 def test_kinds_of_messages_are_called_by_the_middle_of_their_protocol() -> None:
     called = {"/decentral/frame/1": "frame", "/decentral/state/2": "state", "other": "other"}
     assert {protocol: _kind(protocol) for protocol in called} == called
+
+
+def test_the_stages_of_a_replica_say_which_of_them_each_waits_for() -> None:
+    record = SimpleNamespace(members=(A, B, C), stages=((A, 0, 2), (B, 2, 3), (C, 3, 5)))
+    inbox = SimpleNamespace(record=record, waiting={B: A, C: C})
+    part: Any = SimpleNamespace(sharing=SimpleNamespace(inbox=inbox), identity=SimpleNamespace(peer=B))
+    rows = _stages(part)
+    assert [row["waits_for"] for row in rows] == [None, 0, None]
+    assert [row["self"] for row in rows] == [False, True, False]
+    status = Status(state="training", peer=peer_name(B), shares=True, stages=rows)
+    assert "stage 2 of 3 and waits for stage 1" in health_sentence(status)
+    inbox.waiting[B] = B
+    assert health_sentence(Status(state="training", stages=_stages(part))).endswith("stage 2 of 3")
+    part.sharing.inbox = None
+    assert _stages(part) == ()

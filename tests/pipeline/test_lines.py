@@ -269,6 +269,44 @@ def test_a_member_that_is_out_of_reach_for_a_lease_ends_the_group() -> None:
     in_virtual_time(script)
 
 
+def test_who_waits_for_long_tells_all_for_whom_and_when_it_waits_no_more() -> None:
+    async def script(network: MemoryNetwork, group: Any, sides: list[Side]) -> None:
+        first, second, third = sides
+        for side in sides:
+            side.inbox._bell = LoopBell()
+            group.start_soon(side.boundaries.run, side.inbox)
+
+        async def step(step: int) -> None:
+            second.inbox.begin(step)
+            await second.inbox.take(BodyKind.STATES, first.peer, 0, go_on, PATIENCE)
+
+        async def told(whom: Side, seconds: float) -> None:
+            await until(lambda: all(side.inbox.waiting.get(second.peer) == whom.peer for side in sides), seconds)
+
+        group.start_soon(step, 0)
+        await anyio.sleep(1.2)
+        assert not any(side.inbox.waiting for side in sides), "not for long yet"
+        await told(first, 1.0)
+        await first.boundaries.post(second.peer, states().to_bytes())
+        await told(second, 2.0)
+        for number in range(1, 8):  # it waits most of the time, and never for long
+            group.start_soon(step, number)
+            await anyio.sleep(1.2)
+            await first.boundaries.post(second.peer, states(number).to_bytes())
+            await until(lambda: second.inbox.waits[0] is None, 0.5)
+            assert third.inbox.waiting == {second.peer: second.peer}
+
+    in_virtual_time(script, sides=3)
+
+
+def test_a_word_of_who_waits_is_no_news_for_who_waits_here() -> None:
+    inbox, rung = inbox_of(1), ThreadBell()
+    inbox._bell = rung
+    inbox.put(PEERS[0], Body(BodyKind.WAITS, RECORD.number, 0, 0, b"\2"))
+    assert inbox.waiting == {PEERS[0]: PEERS[2]}
+    assert run_blocking(rung.wait(0.01)) == 0.01
+
+
 def test_who_leaves_a_group_tells_the_others() -> None:
     async def script(network: MemoryNetwork, group: Any, sides: list[Side]) -> None:
         for side in sides:

@@ -25,9 +25,11 @@ export function showSwarm(peers, more) {
 // The machines that are one replica with this peer, first to last.
 export function showStages(stages) {
   byId("replica").hidden = !stages.length;
-  const items = stages.map((stage) => el("li", { "data-self": stage.self, "data-waited": stage.waited_for },
+  const waits = (stage) => typeof stage.waits_for === "number";
+  const items = stages.map((stage, place) => el("li", { "data-self": stage.self, "data-waited": stages.some((other) => other.waits_for === place) },
     el("span", { class: "mono", title: stage.peer }, stage.self ? `${stage.short} (you)` : stage.short),
-    el("span", { class: "quiet" }, fragments([stage.first, stage.stop]) + (stage.waited_for ? ", this peer waits for it" : ""))));
+    el("span", { class: "quiet" }, `stage ${place + 1} of ${stages.length}, ${fragments([stage.first, stage.stop])}`),
+    waits(stage) ? el("span", {}, `waits for stage ${stage.waits_for + 1}`) : null));
   fill(byId("stages"), el("ol", { class: "stages" }, items));
 }
 
