@@ -14,10 +14,9 @@ from time import perf_counter
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from decentral.errors import ConfigError, GroupBroken
-from decentral.parameters import Fragment
 from decentral.peer.boundary import Boundary
 from decentral.peer.participation import Participation, settle_device
 from decentral.peer.settings import Settings
@@ -25,7 +24,7 @@ from decentral.pipeline.boundary import ROUNDINGS
 from decentral.pipeline.cut import Machine, holes_of
 from decentral.pipeline.group import Wanted
 from decentral.pipeline.lines import Forms, ThreadBell
-from decentral.pipeline.stage import Loss, Segment, Stage, segments_of
+from decentral.pipeline.stage import Loss, Segment, Stage, segments_of, work_of
 from decentral.pipeline.turns import FAR, NEAR, count_micro_batches
 from decentral.training.outer_loop import LoopControl
 from decentral.training.part import SPARE, Needs
@@ -188,7 +187,7 @@ class _Host:
     def _describe(self) -> Wanted:
         """Return what a group is wanted for, and what this machine has for it, its speed by a measurement."""
         sizes, needs = self._model.schema.sizes, Needs()
-        work = [_work_of(fragment, self._segments[fragment.index]) for fragment in self._model.schema.fragments]
+        work = [work_of(fragment, self._segments[fragment.index]) for fragment in self._model.schema.fragments]
         free = int(psutil.virtual_memory().available * (1 - SPARE)) + psutil.Process().memory_info().rss
         given, batch = self._shared._settings.memory, len(self._inputs)
         speed, width = self._measure()
@@ -238,10 +237,3 @@ def _run(inputs: Tensor, segments: Sequence[Segment]) -> Tensor:
     for segment in segments:
         inputs = segment.run(inputs)
     return inputs
-
-
-def _work_of(fragment: Fragment, segments: Sequence[Segment]) -> int:
-    """Count the parameters that a token is multiplied with: an embedding is looked up."""
-    modules = [inner for one in segments for module in one.modules for inner in module.modules()]
-    looked_up = sum(module.weight.numel() for module in modules if isinstance(module, nn.Embedding))
-    return fragment.numel - looked_up

@@ -23,7 +23,7 @@ from decentral.parameters import Fragment, parameters_of
 from decentral.pipeline.turns import NEAR, Turn, turns_of
 from decentral.tensors.device import PROCESSOR
 
-__all__ = ["Done", "Loss", "Neighbours", "Segment", "Stage", "segments_of"]
+__all__ = ["Done", "Loss", "Neighbours", "Segment", "Stage", "segments_of", "work_of"]
 
 # Shape suffixes: B = samples of a micro-batch; what follows is the model's own. P = parameters, each a tensor.
 
@@ -78,6 +78,13 @@ def _read_segments(model: nn.Module) -> list[Segment]:
             "a method segments() that returns a function and its modules for each piece, in order"
         )
     return [Segment(run, tuple(modules)) for run, modules in say()]
+
+
+def work_of(fragment: Fragment, segments: Sequence[Segment]) -> int:
+    """Count the parameters that a token is multiplied with: an embedding is looked up."""
+    modules = [inner for one in segments for module in one.modules for inner in module.modules()]
+    looked_up = sum(module.weight.numel() for module in modules if isinstance(module, nn.Embedding))
+    return fragment.numel - looked_up
 
 
 # ---- a step of one stage ----

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROUNDS = 20
 LEARNING_ROUNDS = 150  # after 20 a sparse swarm has sent a third of the model, and the lone peer has learnt it
 MOST_PEERS = 1024  # of one epoch
+MOST_STAGES = 4  # of one replica, as `decentral.pipeline.cut` has it, which loads slowly
 MANY = 16  # peers from which on messages take half a minute and more
 PROFILES = ("lab", "home", "spot", "storm", "cliff", "even")
 
@@ -44,9 +45,17 @@ PROFILES = ("lab", "home", "spot", "storm", "cliff", "even")
     type=click.Choice(["messages", "rounds"]),
     help=f"Run the protocol, or reckon its rounds: seconds for any swarm. Rounds from {MANY} peers on, if they can be.",
 )
+@click.option(
+    "--share",
+    type=click.IntRange(2, MOST_STAGES),
+    help="Reckon a replica of so many equal machines instead, in one home or each behind --link. "
+    "--step-time is of the whole model on one of them.",
+)
 @click.option("--learn", is_flag=True, help="Train a small model; its loss, and what a peer alone reaches as long.")
 @as_json
+@click.pass_context
 def simulate_command(
+    context: click.Context,
     manifest: Path,
     peers: int,
     profile: str | None,
@@ -57,6 +66,7 @@ def simulate_command(
     step_time: float | None,
     parameters: int | None,
     by: By | None,
+    share: int | None,
     learn: bool,
     as_json: bool,
 ) -> None:
@@ -68,17 +78,23 @@ def simulate_command(
     $ decentral simulate run.toml --peers 8 --profile spot --learn
     $ decentral simulate run.toml --peers 8 --link 20mbit --step-time 0.4s
     $ decentral simulate run.toml --peers 256 --by rounds
+    $ decentral simulate run.toml --share 3 --link 20mbit --step-time 2s
     """
     _check_installed()
     from decentral.manifest import check_methods, load_manifest
     from decentral.simulate.by_rounds.forecast import is_by_rounds
-    from decentral.simulate.simulation import forecast
+    from decentral.simulate.simulation import forecast, forecast_replica
 
     if step_seconds is not None and step_time is not None:
         raise UsageError("--step-seconds and --step-time are one and the same; give one of them")
-    profile = profile or ("home" if link is None else "even")
     terms = load_manifest(manifest)
     check_methods(terms)
+    if share is not None:
+        _refuse_beside_share(context)
+        replica = forecast_replica(terms, share, link=link, step_seconds=step_seconds or step_time or 1.0)
+        click.echo(json.dumps(replica) if as_json else _in_words(replica))
+        return
+    profile = profile or ("home" if link is None else "even")
     if by is None:
         by = "rounds" if peers >= MANY and not learn and is_by_rounds(terms, profile) else "messages"
     with Countdown(sys.stderr) as countdown:
@@ -109,6 +125,25 @@ def _check_installed() -> None:
         from decentral.plugins import to_install  # 0.03 s, which only those pay who need it
 
         raise UsageError(f"simulated swarms need trio; {to_install('simulate')}")
+
+
+def _refuse_beside_share(context: click.Context) -> None:
+    """Raise UsageError for an option of a simulated swarm."""
+    for name in ("peers", "profile", "seed", "rounds", "parameters", "by", "learn"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"--share reckons one replica, without a swarm; leave --{name} out")
+
+
+def _in_words(found: dict[str, Any]) -> str:
+    parts = ", ".join(str(first) if stop - first == 1 else f"{first} to {stop - 1}" for first, stop in found["parts"])
+    crosses = "as it is" if found["rounding"] == "exact" else f"in {found['rounding']}"
+    return (
+        f"{found['share']} machines as one replica: {found['tokens_per_second']:,.0f} tokens/s, a step of "
+        f"{found['micro_batches']} micro-batches in {found['step_seconds']:.2f} s; one that holds the model: "
+        f"{found['whole_tokens_per_second']:,.0f} tokens/s, {found['whole_step_seconds']:.2f} s\n"
+        f"each works {found['utilisation']:.0%} of the time, trains fragments {parts}, sends what crosses {crosses}, "
+        f"takes {found['memory_per_machine'] / 1e9:.1f} GB beside activations"
+    )
 
 
 def _fewer(found: dict[str, object]) -> str:

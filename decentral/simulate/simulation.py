@@ -1,4 +1,4 @@
-"""The front door of this package: simulate one scenario and judge it, or forecast a run."""
+"""The front door of this package: simulate one scenario and judge it, or forecast a run or a replica of stages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+import torch
 
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
+from decentral.parameters import schema_of
+from decentral.pipeline.boundary import ROUNDINGS
+from decentral.pipeline.cut import MOST_FRAGMENTS, Machine, cut_for
+from decentral.pipeline.group import Wanted, choose_rounding
+from decentral.pipeline.lines import Form
+from decentral.pipeline.stage import segments_of, work_of
+from decentral.pipeline.turns import FAR, NEAR, StageSpeed, count_micro_batches
+from decentral.pipeline.turns import step_seconds as replica_seconds
 from decentral.simulate import lessons
 from decentral.simulate.by_rounds.forecast import check_by_rounds, forecast_by_rounds
 from decentral.simulate.checker import check
@@ -25,10 +34,14 @@ from decentral.simulate.trace import Entry, Trace, Verdict
 from decentral.simulate.troubles import Afflict, Troubles
 from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.simulate.world import Progress, World, in_memory_folder
+from decentral.tasks.language_model import LanguageModel
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
+from decentral.tensors.device import PROCESSOR
 from decentral.tensors.threads import on_threads
+from decentral.training.part import Needs
+from decentral.training.round_time import LATENCY
 
-__all__ = ["By", "Outcome", "forecast", "simulate"]
+__all__ = ["By", "Outcome", "forecast", "forecast_replica", "simulate"]
 
 GARBAGE_EVERY = 100_000  # objects more than were freed; Python's own is 700
 
@@ -235,3 +248,60 @@ def _num_parameters(manifest: Manifest) -> int:
     if manifest.model.task != "causal-lm":
         raise ConfigError("simulate: the manifest does not say how large the model is; give --parameters")
     return parameters_of(LanguageModelConfig.of(manifest.model))
+
+
+# ---- a replica of several machines ----
+
+
+def forecast_replica(manifest: Manifest, machines: int, *, link: float | None, step_seconds: float) -> dict[str, Any]:
+    """Reckon the steps of so many machines that are one replica; plain JSON.
+
+    ``link``: bytes per second of each one's uplink; None: of one home, whose lines are taken for no limit.
+    ``step_seconds``: of an inner step of the whole model on one of them. Raises ConfigError.
+    """
+    fragments, config = manifest.outer.fragments, LanguageModelConfig.of(manifest.model)
+    if manifest.model.task != "causal-lm":
+        raise ConfigError("simulate --share: only the built-in language model is known here; the manifest names custom")
+    if manifest.outer.fragment_layout != "stages" or not machines <= fragments <= MOST_FRAGMENTS:
+        raise ConfigError(
+            f"simulate --share {machines}: the run has no {machines} to {MOST_FRAGMENTS} stages; "
+            f"found one with decentral init --stages {max(machines, 4)}"
+        )
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    model = model.to_empty(device=PROCESSOR)  # whose values nobody reads: they take no memory
+    schema, needs = schema_of(model, fragments, layout="stages"), Needs()
+    segments = segments_of(model, schema.fragments)
+    work = [work_of(*one) for one in zip(schema.fragments, segments, strict=True)]
+    batch, micro_batches = manifest.data.batch_size, count_micro_batches(manifest.data.batch_size, machines)
+    tokens = batch * config.context
+    home = frozenset({"here"}) if link is None else frozenset[str]()
+    machine = Machine(needs.in_memory(schema.sizes), sum(work) * tokens / step_seconds, link, home)
+    wanted = Wanted(
+        machine,
+        work,
+        needs=lambda part: needs.in_files(schema.sizes, part),
+        nbytes=4.0 * config.hidden,
+        micro_batches=lambda stages: count_micro_batches(batch, stages),
+    )
+    cut = cut_for([machine] * machines, work, wanted.needs, wanted.nbytes / 2)
+    assert cut is not None, "each has memory for the whole model"
+    rounding = choose_rounding([machine] * machines, cut, wanted)
+    crosses = Form((batch // micro_batches, config.context, config.hidden), torch.float32, ROUNDINGS[rounding]).nbytes
+    each = [sum(work[part.start : part.stop]) / sum(work) * step_seconds / micro_batches for part in cut.parts]
+    line = (0.0, 0.0) if link is None else (crosses / link, LATENCY)
+    speeds = [StageSpeed(seconds / 3, 2 * seconds / 3, *line) for seconds in each]  # back takes twice as long
+    seconds = replica_seconds(speeds, micro_batches, NEAR if rounding == 0 else FAR)
+    return {
+        "share": machines,
+        "parts": [[part.start, part.stop] for part in cut.parts],
+        "memory_per_machine": max(map(wanted.needs, cut.parts)),
+        "micro_batches": micro_batches,
+        "rounding": type(ROUNDINGS[rounding]).__name__.lower(),
+        "step_seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens / seconds, 1),
+        "whole_step_seconds": step_seconds,
+        "whole_tokens_per_second": round(tokens / step_seconds, 1),
+        "utilisation": round(step_seconds / machines / seconds, 4),
+        "parameters": sum(schema.sizes),
+    }

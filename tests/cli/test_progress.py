@@ -13,6 +13,7 @@ from click.testing import Result
 
 from decentral.cli.progress import Countdown
 from decentral.manifest import preset_manifest
+from decentral.pipeline.turns import busy_share
 from tests.cli.conftest import Run
 
 SMALL = ("--parameters", "10k")  # told, they are not counted, which would import torch
@@ -141,3 +142,25 @@ def test_a_forecast_of_fewer_rounds_than_were_asked_for_says_so(run: Run, tmp_pa
     found = run("simulate", "run.toml", *asked.split())
     assert found.stdout.startswith("only ")
     assert "of 9 rounds, which are too slow" in found.stdout
+
+
+def test_a_replica_of_several_machines_is_reckoned_beside_a_whole_peer(run: Run, tmp_path: Path) -> None:
+    model = {"hidden": 256, "layers": 6, "heads": 4, "tied": False}
+    outer = {"fragments": 3, "layout": "stages"}
+    terms = preset_manifest("sparseloco", run={"salt": "share"}, model=model, outer=outer, data={"batch_size": 24})
+    (tmp_path / "run.toml").write_text(terms.to_toml())
+
+    def found(*asked: str) -> dict[str, Any]:
+        return json.loads(run("simulate", "run.toml", "--share", "3", "--json", *asked).stdout)
+
+    home, thin, slow = found(), found("--link", "20mbit"), found("--link", "20mbit", "--step-time", "100s")
+    assert (home["parts"], home["micro_batches"]) == ([[0, 1], [1, 2], [2, 3]], 12)
+    assert home["utilisation"] == pytest.approx(busy_share(3, 12), rel=0.03), "stages are nearly alike"
+    assert home["tokens_per_second"] == pytest.approx(3 * home["utilisation"] * home["whole_tokens_per_second"], 1e-3)
+    assert [one["rounding"] for one in (home, thin, slow)] == ["exact", "int8", "exact"]
+    assert thin["tokens_per_second"] < home["tokens_per_second"]
+    page = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    assert [name for name in home if f"`{name}`" not in page] == []
+    told = run("simulate", "run.toml", "--share", "3").stdout
+    assert told.startswith("3 machines as one replica: ")
+    assert "fragments 0, 1, 2" in told

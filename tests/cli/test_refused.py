@@ -309,6 +309,9 @@ COMMANDS: dict[str, list[Row]] = {
         ("run.toml --step-time 1s --step-seconds 1", 2, "--step-seconds and --step-time are one and the same"),
         ("run.toml --by rounds --profile storm --parameters 10000", 10, "--by messages"),
         ("run.toml --by rounds --learn --parameters 10000", 10, "--by messages"),
+        ("run.toml --share 5", 2, ""),
+        ("run.toml --share 3 --peers 4", 2, "leave --peers out"),
+        ("run.toml --share 3", 10, ""),
     ],
 }
 FULL = [
