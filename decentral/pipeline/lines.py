@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
@@ -27,6 +27,7 @@ from decentral.errors import ConfigError, GroupBroken, PayloadError, TransportEr
 from decentral.flow.waiting import Changes
 from decentral.pipeline.boundary import ROUNDINGS, Rounding
 from decentral.pipeline.stage import Done
+from decentral.pipeline.turns import Turn
 from decentral.transport import Transport
 from decentral.transport.base import Stream
 from decentral.transport.requests import (
@@ -173,7 +174,8 @@ class LoopBell:
 # ---- what came ----
 
 GoesOn = Callable[[], None]
-_Key = tuple[BodyKind, PeerId, int, int]  # what, of whom, in which step, for which micro-batch
+Wanted = tuple[BodyKind, PeerId, int]  # what, of whom, for which micro-batch
+_Key = tuple[BodyKind, PeerId, int, int]  # the same, and in which step before the micro-batch
 
 
 class StageInbox:
@@ -227,17 +229,24 @@ class StageInbox:
         self._bell.ring()
 
     async def take(self, kind: BodyKind, peer: PeerId, micro: int, goes_on: GoesOn, patience: float) -> memoryview:
-        """Wait for a body of this step. GroupBroken when the group is no more, or nothing came for ``patience`` s.
+        """Wait for a body of this step, as ``first_here`` does."""
+        await self.first_here([(kind, peer, micro)], goes_on, patience)
+        with self._lock:
+            return memoryview(self._held.pop((kind, peer, self._step, micro)))
 
-        ``goes_on`` is asked again and again, and may raise.
+    async def first_here(self, wanted: Sequence[Wanted], goes_on: GoesOn, patience: float) -> int:
+        """Wait for one of some bodies of this step, and return the place of the first that is here.
+
+        GroupBroken when the group is no more, or nothing came for ``patience`` s. ``goes_on`` is asked again and again,
+        and may raise.
         """
-        key, waited = (kind, peer, self._step, micro), 0.0
+        keys, waited, peer = [(kind, peer, self._step, micro) for kind, peer, micro in wanted], 0.0, wanted[0][1]
         while True:
             with self._lock:
-                found = self._held.pop(key, None)
-            if found is not None:
+                place = next((place for place, key in enumerate(keys) if key in self._held), None)
+            if place is not None:
                 self.waits = (None, self.waits[1] + 1)
-                return memoryview(found)
+                return place
             if not self.why and waited >= patience:
                 self.end(f"{peer_name(peer)} sent nothing for {patience:.0f} s", peer)
             if self.why:
@@ -245,6 +254,12 @@ class StageInbox:
             goes_on()
             self.waits = (peer, self.waits[1])
             waited += await self._bell.wait(_LOOK_EVERY)
+
+    def is_here(self, wanted: Wanted) -> bool:
+        """Tell whether a body of this step is here."""
+        kind, peer, micro = wanted
+        with self._lock:
+            return (kind, peer, self._step, micro) in self._held
 
     def _check(self, peer: PeerId, body: Body) -> None:
         members, last = self.record.members, len(self.record.members) - 1
@@ -496,6 +511,21 @@ class StageLines:
         """Send what the last stage measures the loss by."""
         assert self._forms.targets is not None, "of every group"
         await self._send(BodyKind.TARGETS, self._members[-1], micro, self._forms.targets.write(targets))
+
+    async def first_here(self, turns: Sequence[Turn]) -> Turn:
+        """Wait until what one of these turns takes is here; return the first that it is here for. GroupBroken."""
+        own = next((turn for turn in turns if turn.forward and not self._place), None)
+        wanted = [self._taken_by(turn) for turn in turns if turn is not own]
+        if own is not None and not any(map(self._inbox.is_here, wanted)):
+            return own
+        return turns[await self._inbox.first_here(wanted, self._goes_on, self._patience)]
+
+    def _taken_by(self, turn: Turn) -> Wanted:
+        if turn.forward:
+            return BodyKind.STATES, self._members[self._place - 1], turn.micro
+        if self._place == len(self._members) - 1:
+            return BodyKind.TARGETS, self._members[0], turn.micro
+        return BodyKind.GRADIENT, self._members[self._place + 1], turn.micro
 
     async def receive_states(self, micro: int) -> Tensor:
         """Wait for what the stage before sent on. GroupBroken."""

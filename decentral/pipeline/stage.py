@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.parameters import Fragment, parameters_of
-from decentral.pipeline.turns import NEAR, Turn, turns_of
+from decentral.pipeline.turns import NEAR, Turn, Turns
 from decentral.tensors.device import PROCESSOR
 
 __all__ = ["Done", "Loss", "Neighbours", "Segment", "Stage", "segments_of", "work_of"]
@@ -125,6 +125,10 @@ class Neighbours(Protocol):
         """Send what the last stage measures the loss by."""
         ...
 
+    async def first_here(self, turns: Sequence[Turn]) -> Turn:
+        """Wait until what one of these turns takes is here; return the first that it is here for."""
+        ...
+
     async def receive_states(self, micro: int) -> Tensor:
         """Wait for what the stage before sent on."""
         ...
@@ -189,7 +193,10 @@ class Stage:
         if lines is not None and self.is_first:
             for micro, wanted in enumerate(targets):
                 await lines.send_targets(micro, wanted)
-        for turn in turns_of(self.place, self.stages, count, self._lead):
+        turns = Turns(self.place, self.stages, count, self._lead)
+        while able := turns.next():
+            turn = able[0] if lines is None else await lines.first_here(able)
+            turns.take(turn)
             if turn.forward:
                 held[turn.micro] = await self._go_forward(lines, turn, inputs)
             else:

@@ -18,7 +18,7 @@ from decentral.pipeline.cut import Machine, holes_of
 from decentral.pipeline.group import GroupSide, Wanted
 from decentral.pipeline.lines import Forms, LoopBell
 from decentral.pipeline.stage import Done
-from decentral.pipeline.turns import turns_of
+from decentral.pipeline.turns import Turns
 from decentral.replica.contribution import Contribution
 from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import CommittedUpdate
@@ -312,7 +312,9 @@ class StageTrainer(Trainer):
         if group.place == 0:
             for micro in range(MICRO_BATCHES):
                 await lines.send_targets(micro, ONE)
-        for turn in turns_of(group.place, last + 1, MICRO_BATCHES):
+        turns = Turns(group.place, last + 1, MICRO_BATCHES)
+        while able := turns.next():
+            turns.take(turn := await lines.first_here(able))
             if turn.forward and group.place > 0:
                 await lines.receive_states(turn.micro)
             elif not turn.forward:

@@ -15,6 +15,7 @@ from decentral.errors import ConfigError, GroupBroken, PayloadError
 from decentral.pipeline.boundary import ROUNDINGS
 from decentral.pipeline.lines import Boundaries, Form, Forms, LoopBell, StageInbox, StageLines, ThreadBell
 from decentral.pipeline.stage import Done
+from decentral.pipeline.turns import Turn
 from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.training.swarm_side import run_blocking
 from decentral.transport.memory import MemoryNetwork
@@ -101,6 +102,31 @@ def test_a_body_is_taken_once_however_often_it_comes() -> None:
         run_blocking(inbox.take(BodyKind.STATES, PEERS[0], 0, go_on, 0.3))
 
 
+async def _post_nothing(peer: PeerId, body: bytes) -> None:
+    """Nobody is there."""
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_stage_takes_the_first_of_its_turns_for_which_all_is_here(place: int) -> None:
+    inbox, back, forward = inbox_of(place), Turn(False, 0), Turn(True, 1)
+    lines = StageLines(inbox, PEERS[place], forms_of(place), _post_nothing, go_on, 0.3)
+    if place == 0:
+        assert run_blocking(lines.first_here([back, forward])) == forward, "its inputs are its own"
+    else:
+        with pytest.raises(GroupBroken, match="sent nothing"):
+            run_blocking(lines.first_here([back, forward]))
+        inbox.why = ""
+        inbox.put(PEERS[place - 1], states(micro=1))
+        assert run_blocking(lines.first_here([back, forward])) == forward
+    if place == 2:
+        form = forms_of(2).targets
+        assert form is not None
+        inbox.put(PEERS[0], Body(BodyKind.TARGETS, RECORD.number, 0, 0, form.write(TARGETS)))
+    else:
+        inbox.put(PEERS[place + 1], Body(BodyKind.GRADIENT, RECORD.number, 0, 0, states().values))
+    assert run_blocking(lines.first_here([back, forward])) == back
+
+
 def test_no_more_is_held_than_two_steps_have() -> None:
     inbox = inbox_of(1)
     for step in range(2):
@@ -144,11 +170,7 @@ def test_own_gradients_that_are_not_finite_end_the_group_here_too() -> None:
     inbox = inbox_of(1)
     for peer in (PEERS[0], PEERS[2]):
         inbox.put(peer, Body(BodyKind.DONE, RECORD.number, 0, 0, Done(torch.tensor([1.0])).to_bytes()))
-
-    async def post(peer: PeerId, body: bytes) -> None:
-        """Nobody is there."""
-
-    lines = StageLines(inbox, PEERS[1], forms_of(1), post, go_on, 1.0)
+    lines = StageLines(inbox, PEERS[1], forms_of(1), _post_nothing, go_on, 1.0)
     with pytest.raises(GroupBroken, match="not finite"):
         run_blocking(lines.exchange(Done(torch.tensor([float("nan")]))))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from decentral.errors import ConfigError
 from decentral.parameters import schema_of
 from decentral.pipeline.stage import Done, Stage, segments_of
+from decentral.pipeline.turns import Turn
 from decentral.tasks.language_model import LanguageModel, build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
 from decentral.training.swarm_side import run_blocking
@@ -26,14 +28,31 @@ CONFIG = {"hidden": 16, "layers": 4, "heads": 2, "context": LENGTH, "tie_embeddi
 class Queues:
     """The neighbours of one stage of this process: what one puts, the other takes."""
 
-    def __init__(self, place: int, stages: int, ways: dict[Any, queue.Queue[Any]]) -> None:
-        self._place, self._stages, self._ways = place, stages, ways
+    def __init__(self, place: int, stages: int, ways: dict[Any, queue.Queue[Any]], news: threading.Condition) -> None:
+        self._place, self._stages, self._ways, self._news = place, stages, ways, news
+        self._draw = random.Random(place)
 
     def _put(self, kind: str, to: int, what: Any) -> None:
-        self._ways[kind, self._place, to].put(what)
+        with self._news:
+            self._ways[kind, self._place, to].put(what)
+            self._news.notify_all()
 
     def _take(self, kind: str, of: int) -> Any:
         return self._ways[kind, of, self._place].get(timeout=PATIENCE)
+
+    async def first_here(self, turns: Sequence[Turn]) -> Turn:
+        def here() -> list[Turn]:
+            return [turn for turn in turns if self._is_here(turn)]
+
+        with self._news:
+            assert self._news.wait_for(here, PATIENCE)
+            return self._draw.choice(here())  # in whichever order things come, the bits are the same
+
+    def _is_here(self, turn: Turn) -> bool:
+        if turn.forward:
+            return not self._place or not self._ways["states", self._place - 1, self._place].empty()
+        is_last = self._place == self._stages - 1
+        return is_last or not self._ways["gradient", self._place + 1, self._place].empty()
 
     async def send_on(self, micro: int, states: Tensor) -> None:
         self._put("states", self._place + 1, states.clone())
@@ -113,7 +132,7 @@ def train_in_stages(
         for one in range(stages)
         for other in range(stages)
     }
-    models, losses = [model() for _ in parts], [list[float]() for _ in parts]
+    models, losses, news = [model() for _ in parts], [list[float]() for _ in parts], threading.Condition()
 
     def run(place: int) -> None:
         mine = models[place]
@@ -122,7 +141,7 @@ def train_in_stages(
         held = [one for fragment in parts[place] for one in segments[fragment]]
         stage = Stage(held, place, stages)
         optimizer = optimizer_of(stage.parameters)
-        lines = Queues(place, stages, ways)
+        lines = Queues(place, stages, ways, news)
         for step in steps:
             losses[place].append(run_blocking(stage.step(lines, step, step, mine.loss, clip)))
             optimizer.step()
