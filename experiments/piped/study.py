@@ -18,7 +18,8 @@ from experiments.piped import tasks
 Losses = Mapping[int, float]  # by seed
 
 # Row, task, replicas, and bytes that cross a boundary for each token, each way, of a bfloat16 model's 2 * 64.
-ROWS: Mapping[str, tuple[type[tasks.Whole], int, int]] = {
+Rows = Mapping[str, tuple[type[tasks.Whole], int, int]]
+ROWS: Rows = {
     "whole": (tasks.Whole, 4, 0),
     "two whole alone": (tasks.Whole, 2, 0),
     "float32": (tasks.Unrounded, 4, 256),
@@ -32,6 +33,20 @@ ROWS: Mapping[str, tuple[type[tasks.Whole], int, int]] = {
     "all MAPL, 8 times": (tasks.AllMapl8, 4, 16),
     "assembled": (tasks.Assembled, 4, 0),
     "control: another basis every step": (tasks.Redrawn4, 4, 32),
+    "no flush, L = 2": (tasks.NoFlushNear, 4, 256),
+    "no flush, L = 4": (tasks.NoFlushFar, 4, 256),
+    "control: eight steps late": (tasks.EightLate, 4, 256),
+}
+# By a method that leaves a stage out of the mean where it stood still, and shortens nothing, as the norm of who has
+# stopped says nothing.
+GONE: Rows = {
+    "all stages there": (tasks.Unrounded, 4, 256),
+    "one of two skips a stage": (tasks.OneSkips, 4, 256),
+    "one of two dissolves": (tasks.OneDissolves, 4, 256),
+    "both skip a stage": (tasks.BothSkip, 4, 256),
+    "both dissolve": (tasks.BothDissolve, 4, 256),
+    "both skip a stage throughout": (tasks.BothSkipThroughout, 4, 256),
+    "both never there": (tasks.Whole, 2, 0),
 }
 PAIRS = (
     ("MAPL, 4 times", "subspace, 4 times"),
@@ -43,6 +58,12 @@ PAIRS = (
     ("MAPL, 4 times", "two whole alone"),
     ("assembled", "two whole alone"),
     ("subspace, 4 times", "assembled"),
+    ("no flush, L = 2", "float32"),
+    ("no flush, L = 4", "float32"),
+    ("control: eight steps late", "float32"),
+    ("one of two skips a stage", "one of two dissolves"),
+    ("both skip a stage", "both dissolve"),
+    ("both skip a stage throughout", "both never there"),
 )
 MARGIN = 0.005
 
@@ -50,7 +71,7 @@ MARGIN = 0.005
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a folder of its own for each row")
-    parser.add_argument("--rows", choices=ROWS, nargs="*", default=list(ROWS))
+    parser.add_argument("--rows", choices=[*ROWS, *GONE], nargs="*", default=[*ROWS, *GONE])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--steps", type=int, default=25, help="inner steps of a round")
@@ -66,8 +87,10 @@ def main() -> None:
 
 def losses(given: argparse.Namespace, row: str) -> Losses:
     """Return the anchor's held-out loss at the end, by seed."""
-    task, peers, _ = ROWS[row]
+    task, peers, _ = ROWS[row] if row in ROWS else GONE[row]
     method: dict[str, Any] = {"name": "sparseloco", "preset": "sparseloco", "outer": {"learning_rate": 2.5}}
+    if row in GONE:
+        method |= {"preset": tasks.ByStages, "outer": {"learning_rate": 2.5, "norm_clip": "none"}}
     made = study(
         [method | {"compressor": {"chain": "topk(k=160, chunk=4096) >> signmag2"}}],
         task=task,
@@ -84,18 +107,23 @@ def losses(given: argparse.Namespace, row: str) -> Losses:
 
 
 def tables(found: Mapping[str, Losses]) -> str:
-    """Return each row against replicas that are all whole, and rows against one another."""
-    lines = [
-        "| two whole replicas and two of four stages | bytes a token | bits per byte | over whole |",
-        "|---|---|---|---|",
-    ]
-    for row, by_seed in found.items():
-        lines.append(
-            f"| {row} | {ROWS[row][2]} | {fmean(by_seed.values()):.4f} | {_over(by_seed, found.get('whole', {}))} |"
-        )
-    lines += ["", "| | against | by |", "|---|---|---|"]
+    """Return each row against replicas that are all whole, or have all stages, and rows against one another."""
+    lines = [*_table(found, ROWS, "whole"), *_table(found, GONE, "all stages there")]
+    lines += ["| | against | by |", "|---|---|---|"]
     lines += [f"| {a} | {b} | {_over(found[a], found[b])} |" for a, b in PAIRS if a in found and b in found]
     return "\n".join(lines)
+
+
+def _table(found: Mapping[str, Losses], rows: Rows, base: str) -> list[str]:
+    lines = [
+        f"| two whole replicas and two of four stages | bytes a token | bits per byte | over {base} |",
+        "|---|---|---|---|",
+    ]
+    for row in filter(found.get, rows):
+        lines.append(
+            f"| {row} | {rows[row][2]} | {fmean(found[row].values()):.4f} | {_over(found[row], found.get(base, {}))} |"
+        )
+    return [*lines, ""]
 
 
 def _over(mine: Losses, other: Losses) -> str:

@@ -7,18 +7,25 @@ replicas of one swarm, and none of them knows of the others' kind.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from decentral.lab.work import Language, corpus_of
 from decentral.manifest import Manifest
+from decentral.optimizers import Channel, Live, RoundInfo
+from decentral.optimizers.base import CHANGE, Layout, Speaking, State
+from decentral.optimizers.owners import is_still
+from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.pipeline.boundary import (
     BFloat16,
     Exact,
@@ -31,6 +38,7 @@ from decentral.pipeline.boundary import (
     draw_basis,
     onto,
 )
+from decentral.pipeline.turns import FAR, NEAR
 from decentral.tasks.language_model import LanguageModel, build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
 
@@ -319,3 +327,193 @@ def _with(module: M, **parts: nn.Module) -> M:
     made = copy(module)
     made._modules = {**module._modules, **parts}
     return made
+
+
+# ---- no flush between steps ----
+
+
+class NoFlushNear(Unrounded):
+    """A stage steps once its micro-batches are back; those of the next step that are under way meet newer weights.
+
+    A micro-batch is one sample. With L * (S - s - 1) of the next step in flight at stage s, as the order of turns has
+    it when steps follow one another without a pause, so many went forward through the weights of a step before; all go
+    back through the newer ones. No weights are kept, none foretold. Each round begins with a flush: its first step has
+    nothing in flight. Samples of a stage and a step that saw the same weights go as one batch.
+
+    Source: Elam et al., "Breaking the Bubble: Asynchronous Pipeline Parallel Training with Bounded Weight
+    Inconsistency", 2026, arXiv:2606.07881.
+    """
+
+    lead: ClassVar[int] = NEAR
+    behind: ClassVar[int] = 1  # steps between the weights that they go forward through and those that they go back
+
+    def __init__(self, manifest: Manifest, peers: int) -> None:
+        super().__init__(manifest, peers)
+        self._in_flight: dict[tuple[int, int], list[_Passes]] = {}  # by rank and step, of each stage
+
+    def piped_loss(self, model: LanguageModel, tokens_BT: Tensor, rank: int, step: int) -> Tensor:
+        """Leave the gradients in the parameters; the loss that is returned has none left to give."""
+        passes = self._in_flight.pop((rank, step), _nothing_yet())
+        self._advance(model, passes, tokens_BT, [len(tokens_BT)] * STAGES)
+        loss = model.loss(torch.cat([made for _, made in passes[-1]]), tokens_BT)
+        _back(passes, loss)
+        later, of_round = step + self.behind, self._terms.inner.steps
+        if later // of_round == step // of_round:
+            self._in_flight[rank, later] = self._ahead(model, self._text.tokens(rank, later))
+        return loss.detach().requires_grad_()
+
+    def _ahead(self, model: LanguageModel, tokens_BT: Tensor) -> list[_Passes]:
+        """Run what is in flight of a later step, of which the backward pass is to find the weights as they are then."""
+        passes, most = _nothing_yet(), len(tokens_BT) - 1
+        with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+            in_flight = [min(self.lead * (STAGES - stage - 1), most) for stage in range(STAGES)]
+            self._advance(model, passes, tokens_BT, in_flight)
+        return passes
+
+    def _advance(self, model: LanguageModel, passes: list[_Passes], states: Tensor, upto: Sequence[int]) -> None:
+        """Have each stage go forward with the rows below its own ``upto`` that it has not had."""
+        for number, (run, had, end) in enumerate(zip(_stages(model), passes, upto, strict=True), 1):
+            start = sum(len(given) for given, _ in had)
+            if start < end:
+                given = states[start:end].detach().requires_grad_(states.is_floating_point())
+                made = run(given)
+                had.append((given, made if number == STAGES else crossing(made, self.rounding)))
+            if not had:
+                return
+            states = torch.cat([made for _, made in had]).detach()
+
+
+_Passes = list[tuple[Tensor, Tensor]]  # what a stage was given and what it made, of rows one after the other
+
+
+def _nothing_yet() -> list[_Passes]:
+    return [[] for _ in range(STAGES)]
+
+
+def _stages(model: LanguageModel) -> list[Callable[[Tensor], Tensor]]:
+    """Return each stage as a function of what the one before it made."""
+    first, *blocks, last = [run for run, _ in model.segments()]
+    each = len(blocks) // STAGES
+    cut = [blocks[at : at + each] for at in range(0, len(blocks), each)]
+    return [_chain(part) for part in ([first, *cut[0]], *cut[1:-1], [*cut[-1], last])]
+
+
+def _chain(parts: Sequence[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
+    def run(states: Tensor) -> Tensor:
+        for part in parts:
+            states = part(states)
+        return states
+
+    return run
+
+
+def _back(passes: Sequence[_Passes], loss: Tensor) -> None:
+    """Go back stage by stage, each with the gradients of what the next one was given."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    for after, before in zip(passes[:0:-1], passes[-2::-1], strict=True):
+        gradient = torch.cat([given.grad for given, _ in after if given.grad is not None])
+        made = [made for _, made in before]
+        torch.autograd.backward(made, torch.split_with_sizes(gradient, [len(one) for one in made]))
+
+
+class NoFlushFar(NoFlushNear):
+    """As many in flight as a line over the internet wants."""
+
+    lead = FAR
+
+
+class EightLate(NoFlushFar):
+    """A control: forward through the weights of eight steps before."""
+
+    behind = 8
+
+
+# ---- a stage that is gone ----
+
+
+@dataclass(frozen=True, slots=True)
+class ByStages(Speaking, SparseLoCo):
+    """SparseLoCo, the mean of each stage over those that trained it: a stage that stood still says so."""
+
+    name: ClassVar[str] = "sparseloco_by_stages"
+
+    def channels(self) -> tuple[Channel, ...]:
+        """Return the change, of each contributor by itself."""
+        return (replace(CHANGE, combine="each"),)
+
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """Return of each stage whether it moved."""
+        return bytes(not is_still(sent[0], spans) for spans in _spans(live.layout(fragment)))
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Subtract lr times the average of each stage; one that nobody trained stays."""
+        after = anchor.clone()
+        for stage, spans in enumerate(_spans(dict(zip(info.names, info.shapes, strict=True)))):
+            rows = [n for n, one in enumerate(info.contributors) if one.summary[stage]]
+            for start, stop in spans if rows else ():
+                after[start:stop] -= self.lr * received["change"][rows, start:stop].mean(0)
+        return after, {}
+
+
+def _spans(layout: Layout) -> list[list[tuple[int, int]]]:
+    """Return where each stage is in the flat vector."""
+    blocks = 1 + max(int(name.split(".")[2]) for name in layout if ".layers." in name)
+    spans: list[list[tuple[int, int]]] = [[] for _ in range(STAGES)]
+    start = 0
+    for name, shape in layout.items():
+        stop = start + math.prod(shape)
+        block = int(name.split(".")[2]) if ".layers." in name else 0 if "embed" in name else blocks - 1
+        spans[block * STAGES // blocks].append((start, stop))
+        start = stop
+    return spans
+
+
+class OneSkips(Unrounded):
+    """One of the piped replicas has lost its second stage, and runs what is left: blocks only add to hidden states.
+
+    Source: Blagoev et al., "SkipPipe", 2025, arXiv:2502.19913.
+    """
+
+    gone: ClassVar[int] = 1  # stage
+    first: ClassVar[int] = 3  # rank that has lost it, as those above have
+    since: ClassVar[int] = 125  # inner step: a third of the run
+
+    def piped_loss(self, model: LanguageModel, tokens_BT: Tensor, rank: int, step: int) -> Tensor:
+        """Return the loss of all blocks or of those that are there."""
+        if rank < self.first or step < self.since:
+            return super().piped_loss(model, tokens_BT, rank, step)
+        return self.loss_without(model, tokens_BT)
+
+    def loss_without(self, model: LanguageModel, tokens_BT: Tensor) -> Tensor:
+        """Return the loss of a batch, to which the missing blocks add nothing."""
+        each = len(model.model.layers) // STAGES
+        kept = [block for at, block in enumerate(model.model.layers) if at // each != self.gone]
+        return _loss(_with(model, model=_with(model.model, layers=nn.ModuleList(kept))), tokens_BT)
+
+
+class BothSkip(OneSkips):
+    """Both have."""
+
+    first = 2
+
+
+class BothSkipThroughout(BothSkip):
+    """They never had it."""
+
+    since = 0
+
+
+class OneDissolves(OneSkips):
+    """A replica that has lost a stage trains nothing from then on."""
+
+    def loss_without(self, model: LanguageModel, tokens_BT: Tensor) -> Tensor:
+        """Return a loss to which no parameter has a part."""
+        return torch.zeros((), requires_grad=True)
+
+
+class BothDissolve(OneDissolves):
+    """Both do."""
+
+    first = 2
