@@ -493,7 +493,8 @@ class RoundState:
 
     def expected(self) -> list[PeerId]:
         """Return the members whose contributions to the round in progress may come."""
-        return [peer for peer in self.head.members if self.expects(peer)]
+        fragment = self.fragment
+        return [peer for peer in self.head.members if self.presence.may_offer(peer, fragment)]
 
     def patience(self, plans: float = 1.0) -> float:
         """Return the seconds to wait for what it takes ``plans`` plans of a reduce to get; its slices alone are half of

@@ -128,7 +128,8 @@ class PeerWatch:
         catch-up's work, and both sides start it, so it does not matter which is the longer.
         """
         head, rivals = self.state.head, {}
-        for peer, lease in sorted(self.directory.live().items(), key=lambda one: one[0] in head.members):
+        members = frozenset(head.members)
+        for peer, lease in sorted(self.directory.live().items(), key=lambda one: one[0] in members):
             if lease.round > head.round + 1:
                 self.state.catch_up.ask(peer)
             elif lease.digest != head.hash and (lease.round >= head.round or self._is_outside(peer)):
