@@ -255,12 +255,6 @@ class StageInbox:
             self.waits = (peer, self.waits[1])
             waited += await self._bell.wait(_LOOK_EVERY)
 
-    def is_here(self, wanted: Wanted) -> bool:
-        """Tell whether a body of this step is here."""
-        kind, peer, micro = wanted
-        with self._lock:
-            return (kind, peer, self._step, micro) in self._held
-
     def _check(self, peer: PeerId, body: Body) -> None:
         members, last = self.record.members, len(self.record.members) - 1
         from_ = members.index(peer)
@@ -514,10 +508,9 @@ class StageLines:
 
     async def first_here(self, turns: Sequence[Turn]) -> Turn:
         """Wait until what one of these turns takes is here; return the first that it is here for. GroupBroken."""
-        own = next((turn for turn in turns if turn.forward and not self._place), None)
-        wanted = [self._taken_by(turn) for turn in turns if turn is not own]
-        if own is not None and not any(map(self._inbox.is_here, wanted)):
-            return own
+        if turns[0].forward and not self._place:
+            return turns[0]  # with inputs of its own
+        wanted = [self._taken_by(turn) for turn in turns]
         return turns[await self._inbox.first_here(wanted, self._goes_on, self._patience)]
 
     def _taken_by(self, turn: Turn) -> Wanted:

@@ -1,11 +1,12 @@
 """The order in which the stages of one replica work through the micro-batches of a step, and how long that takes.
 
-A stage goes back with the next micro-batch as soon as its gradient is there, and else forward with the next, as long
-as it holds the activations of fewer than 1 + L (S - s - 1), stage s of S. Where lines take no time that is 1F1B with
-L = 1, the papers' own; at L = 2 each second one may be under way, and at L = 6 a line of 20 Mbit/s and 25 ms is full.
-In the papers' fixed order a gradient that is there waits for states that are not: 0.12 s of a step of 1.7 on such
-lines. Forward and back it is micro-batch after micro-batch in any case, and all gradients of a step are of the same
-parameters: sums have the same bits, nothing is stale, and a step ends with a flush.
+A stage goes forward with the next micro-batch, as long as it holds the activations of fewer than 1 + L (S - s - 1),
+stage s of S, or else back with the next; where what one of the two takes is not here, the other. Where lines take no
+time that is 1F1B with L = 1, the papers' own; at L = 2 each second one may be under way, and at L = 6 a line of 20
+Mbit/s and 25 ms is full. In the papers' fixed order a gradient that is here waits for states that are not: 0.12 s of a
+step of 1.7 on such lines. Back first, the next stage waits for states that are here. Forward and back it is micro-batch
+after micro-batch in any case, and all gradients of a step are of the same parameters: sums have the same bits, nothing
+is stale, and a step ends with a flush.
 
     share of the time in which a stage works, all alike: M / (M + S - 1)
 
@@ -46,9 +47,9 @@ class Turns:
 
     def next(self) -> list[Turn]:
         """Return those that may be taken now, first the one that goes before others; none at the end of the step."""
-        turns = [Turn(False, self._back)] if self._back < self._forward else []
-        if self._forward < min(self._count, self._back + self._most):
-            turns.append(Turn(True, self._forward))
+        turns = [Turn(True, self._forward)] if self._forward < min(self._count, self._back + self._most) else []
+        if self._back < self._forward:
+            turns.append(Turn(False, self._back))
         return turns
 
     def take(self, turn: Turn) -> None:

@@ -49,10 +49,10 @@ def test_a_stage_holds_no_more_micro_batches_than_its_lead_for_each_stage_to_com
         assert most <= 1 + lead * (stages - stage - 1)
 
 
-def test_a_gradient_that_is_there_is_not_kept_waiting_for_states_that_are_not() -> None:
+def test_a_stage_goes_forward_first_and_back_as_soon_as_it_has_gone_forward() -> None:
     turns = Turns(1, 3, 8, FAR)
     turns.take(Turn(True, 0))
-    assert turns.next() == [Turn(False, 0), Turn(True, 1)]
+    assert turns.next() == [Turn(True, 1), Turn(False, 0)]
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
