@@ -241,6 +241,8 @@ def _member(part: Participation, member: bytes, *, done: bool) -> dict[str, obje
 
 def _trains(node: Node, member: bytes) -> list[int] | None:
     """Return the fragments that a member trains, the first and the one after the last; None: all of them."""
+    if not node.driver.state.running:
+        return None  # it has just begun to ask for the anchor
     part = node.driver.machine.state.presence.parts.get(member)
     return None if part is None else [part.start, part.stop]
 

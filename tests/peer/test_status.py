@@ -20,6 +20,7 @@ from decentral.peer.status import (
     _member,
     _open_round,
     _stages,
+    _trains,
     why_open,
 )
 from decentral.training.reporting import Reporter
@@ -133,7 +134,7 @@ def presence_of(member: bytes, live: dict[bytes, Any], said_goodbye: bool, *, do
     directory.answer_seconds, directory.heard = {}, lambda peer: None
     paths, driver = (
         SimpleNamespace(get=lambda peer: None, look_soon=lambda: None),
-        SimpleNamespace(state=SimpleNamespace(me=ME)),
+        SimpleNamespace(state=SimpleNamespace(me=ME, running=True)),
     )
     node = SimpleNamespace(directory=directory, driver=driver, gossip=None, paths=paths, outer_steps=3)
     driver.machine = SimpleNamespace(
@@ -208,3 +209,11 @@ def test_the_stages_of_a_replica_say_which_of_them_each_waits_for() -> None:
     assert health_sentence(Status(state="training", stages=_stages(part))).endswith("stage 2 of 3")
     part.sharing.inbox = None
     assert _stages(part) == ()
+
+
+def test_before_its_rounds_run_a_peer_knows_of_nobody_what_it_trains() -> None:
+    parts = {B: range(1, 3)}
+    machine = SimpleNamespace(state=SimpleNamespace(presence=SimpleNamespace(parts=parts)))
+    begun: Any = SimpleNamespace(driver=SimpleNamespace(state=SimpleNamespace(running=True), machine=machine))
+    begins: Any = SimpleNamespace(driver=SimpleNamespace(state=SimpleNamespace(running=False)))
+    assert (_trains(begun, B), _trains(begun, A), _trains(begins, B)) == ([1, 3], None, None)
