@@ -177,6 +177,20 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch
     assert any("image/png" in output.get("data", {}) for output in said)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tools", [os.environ["PATH"], ""], ids=["namespaces, where they can be", "loopback"])
+def test_three_small_machines_are_one_replica_and_nothing_of_theirs_stays(tools: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": tools, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, EXAMPLES / "small_machines.py", "--rounds", "8", "--out", tmp_path / "run"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [n for n in range(1, 4) if f"stage {n} of 3" in done.stderr] == [1, 2, 3], done.stderr
+    ends = [read_status(tmp_path / "run" / name) for name in ("large", "small0", "small1", "small2")]
+    assert len({end.anchor_digest for end in ends}) == 1
+    assert "decentral" not in " ".join(os.listdir("/run/netns") if Path("/run/netns").exists() else [])
+
+
 def test_a_study_of_ones_own_takes_less_than_thirty_lines_and_gives_its_table(tmp_path):
     script = EXAMPLES / "own_study.py"
     assert sum(bool(line.strip()) for line in script.read_text().splitlines()) < 30
