@@ -26,6 +26,7 @@ from decentral.pipeline.group import Wanted
 from decentral.pipeline.lines import Forms, ThreadBell
 from decentral.pipeline.stage import Loss, Segment, Stage, segments_of, work_of
 from decentral.pipeline.turns import FAR, NEAR, count_micro_batches
+from decentral.training.live_model import in_evaluation
 from decentral.training.outer_loop import LoopControl
 from decentral.training.part import SPARE, Needs
 from decentral.training.stage_loop import Membership, StageLoop, StepGivenUp
@@ -175,8 +176,8 @@ class _Host:
         place, part = record.members.index(me), record.part_of(me)
         micro, targets = (given.chunk(record.micro_batches)[0] for given in (self._inputs, self._targets))
         segments = self._of(part)
-        before = _run(micro, self._of(record.before(me)))
-        after = None if place == last else _run(before, segments)
+        before = self._run(micro, self._of(record.before(me)))
+        after = None if place == last else self._run(before, segments)
         fragments = self._model.schema.fragments
         norms = {peer: sum(len(fragments[f].names) for f in range(first, stop)) for peer, first, stop in record.stages}
         self.stage = Stage(segments, place, last + 1, NEAR if record.rounding == 0 else FAR)
@@ -207,14 +208,14 @@ class _Host:
             return []
         skippable, made = [], self._inputs[:1]
         for fragment in range(len(self._segments)):
-            came, made = made, _run(made, self._of((fragment,)))
+            came, made = made, self._run(made, self._of((fragment,)))
             skippable.append(came.shape == made.shape and came.dtype == made.dtype)
         return holes_of(skippable, most)
 
     def _measure(self) -> tuple[float, int]:
         """Return parameters times tokens a second, of the fragment in the middle, and the values of a token's state."""
         middle, best = len(self._segments) // 2, float("inf")
-        came = _run(self._inputs[:1], self._of(range(middle)))
+        came = self._run(self._inputs[:1], self._of(range(middle)))
         for _ in range(3):
             state = came.detach().requires_grad_(came.is_floating_point())
             settle_device()
@@ -231,9 +232,9 @@ class _Host:
     def _of(self, part: Iterable[int]) -> list[Segment]:
         return [one for fragment in part for one in self._segments[fragment]]
 
-
-@torch.no_grad()
-def _run(inputs: Tensor, segments: Sequence[Segment]) -> Tensor:
-    for segment in segments:
-        inputs = segment.run(inputs)
-    return inputs
+    def _run(self, inputs: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """Go forward to see what comes out; nothing of the model changes, nor is anything drawn."""
+        with in_evaluation(self._model.bare):
+            for segment in segments:
+                inputs = segment.run(inputs)
+        return inputs

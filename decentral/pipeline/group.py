@@ -38,13 +38,17 @@ __all__ = ["Formation", "GroupSide", "Seeker", "Wanted"]
 ROOM = 2.0  # times as quick as its stage a line is to be: at once, it filled and emptied late (0.81 of what it allows)
 ASSUMED = 2.5e6  # bytes/s of an uplink that has not been measured, as presets assume it
 GATHER = 3.0  # s for which nobody new came, before a group is proposed: machines of one home start within seconds
+ALL_CAME = 15.0  # s for which nobody new came, before a group leaves fragments out
 LOOK_EVERY = 0.5  # s
 TIMEOUT = 10.0  # s for an answer
 NEAR = 0.01  # s, there and back: of machines in one home
 AVOIDED = 120.0  # s for which who did not do its part is in no group with this peer
 ROW = 2 * MOST_STAGES  # who look, of which the first proposes
+WIDENS = 120.0  # s after which a row is of more
 TURN = 20.0  # s after which the next one of a row proposes, where nothing came of it
-ALONE = 10.0  # s for which a newcomer looks, before a group that leaves fragments out is ended for it
+ALONE = 10.0  # s that a group that leaves fragments out lasts at least, before it is ended for somebody to take them
+_LONGEST_PAUSE = 3600.0  # s
+REMEMBERED = 60.0  # s for which who looked is nobody new
 PLEDGED = 15.0  # s for which a member that signed waits for the seal
 _ASK, _PLEDGE, _SEAL = b"\0", b"\1", b"\2"
 _LIMIT = 1 << 12
@@ -106,33 +110,40 @@ class Formation:
         """Look for others from now on; None: no more."""
         self._wanted, self._pledge = wanted, None
 
+    async def ask(self, seeker: Seeker) -> Machine | None:
+        """Return what a peer that looks has for a group; None: it does not answer, or looks for none just now."""
+        try:
+            offered = from_bytes(Offered, await self._request(seeker.peer, _ASK))
+        except (TransportError, PayloadError):
+            return None
+        uplink = float(offered.uplink) if offered.uplink else None
+        return Machine(offered.memory, float(offered.speed), uplink, seeker.homes)
+
     async def run(self) -> None:
         """Propose groups while this peer looks for others, until cancelled."""
-        known, since, tried = tuple[PeerId, ...](), anyio.current_time(), 0.0
+        known, began, since, tried = dict[PeerId, float](), anyio.current_time(), 0.0, 0.0
         while True:
             await anyio.sleep(LOOK_EVERY)
+            now = anyio.current_time()
             if self._wanted is None:  # as most are in a group most of the time, and a row is of all that look
-                known = ()
+                known, began = {}, now
                 continue
-            seekers, now = self._own_row(), anyio.current_time()
+            # A row of which none can form a group, for want of memory, becomes one with its neighbours.
+            most = ROW * (1 + int((now - began) // WIDENS))
+            seekers = row_of(self._transport.peer, self._finder.seekers(), most)
             peers = tuple(seeker.peer for seeker in seekers)
-            if not set(peers) <= set(known):
+            if not known.keys() >= set(peers):
                 since = now
-            known = peers
+            # Who comes and goes is no news each time.
+            known = {peer: at for peer, at in known.items() if now - at < REMEMBERED} | dict.fromkeys(peers, now)
             is_first = len(peers) > 1 and peers[int((now - since) // TURN) % len(peers)] == self._transport.peer
             early = now < max(since, tried) + GATHER
             if self._is_pledged(now) or not is_first or early:
                 continue
+            wanted = self._wanted if now - since >= ALL_CAME else replace(self._wanted, holes=())
             with suppress(TransportError, PayloadError):  # it is tried again, by another one after a while
-                await self._propose(self._wanted, seekers)
+                await self._propose(wanted, seekers)
             tried = anyio.current_time()
-
-    def _own_row(self) -> Sequence[Seeker]:
-        """Return those who look beside this peer, itself included; where many look, each row forms groups of its own.
-
-        Two rows may differ in the eyes of two peers: who has signed for one group signs for no other.
-        """
-        return row_of(self._transport.peer, self._finder.seekers())
 
     # ---- the one that proposes ----
 
@@ -162,18 +173,14 @@ class Formation:
         homes = {seeker.peer: seeker.homes for seeker in seekers}
         found = {me: replace(wanted.mine, home=homes[me])}
 
-        async def ask(peer: PeerId) -> None:
-            try:
-                offered = from_bytes(Offered, await self._request(peer, _ASK))
-                uplink = float(offered.uplink) if offered.uplink else None
-                found[peer] = Machine(offered.memory, float(offered.speed), uplink, homes[peer])
-            except (TransportError, PayloadError):
-                return
+        async def ask(seeker: Seeker) -> None:
+            if (machine := await self.ask(seeker)) is not None:
+                found[seeker.peer] = machine
 
         async with anyio.create_task_group() as group:
             for seeker in seekers:
                 if seeker.peer != me and anyio.current_time() >= self._left_out.get(seeker.peer, 0.0):
-                    group.start_soon(ask, seeker.peer)
+                    group.start_soon(ask, seeker)
         near = sorted(found, key=lambda peer: (peer != me, not homes[peer] & homes[me], peer))
         return {peer: found[peer] for peer in near}
 
@@ -276,21 +283,22 @@ class Formation:
 # ---- who, and how ----
 
 
-def row_of(me: PeerId, seekers: Sequence[Seeker]) -> Sequence[Seeker]:
-    """Return those whose ids begin with as many bits of ``me`` as leaves a row of them, in the order of the ids.
+def row_of(me: PeerId, seekers: Sequence[Seeker], most: int = ROW) -> Sequence[Seeker]:
+    """Return those whose ids begin with the same bits as ``me``, as many bits as leave ``most`` on either side; of
+    these, where they are more, the part in which it stands.
 
-    So it is no matter to a row who comes or goes elsewhere. Where it was the eight in whose place a peer stood, each
-    group that formed before moved all others, which waited again: of 256 that came together 59 were in groups after
-    50 s.
+    So it is no matter to most rows who comes or goes elsewhere. Where it was the place among all, each group that
+    formed moved all others, which waited again: of 256 that came together 59 were in groups after 50 s.
     """
     row, bit = seekers, 0
-    while len(row) > ROW:
+    while True:
         half = [one for one in row if _bit(one.peer, bit) == _bit(me, bit)]
-        if len(half) < MOST_STAGES:
+        if min(len(half), len(row) - len(half)) < most:
             break
         row, bit = half, bit + 1
-    place = next((n for n, one in enumerate(row) if one.peer == me), 0)
-    return row[max(0, min(place - place % ROW, len(row) - ROW)) :][:ROW]
+    parts = -(-len(row) // most)
+    part = parts * next((n for n, one in enumerate(row) if one.peer == me), 0) // max(1, len(row))
+    return [one for n, one in enumerate(row) if parts * n // len(row) == part]
 
 
 def _bit(peer: PeerId, number: int) -> int:
@@ -304,12 +312,24 @@ def choose(machines: Mapping[PeerId, Machine], wanted: Wanted) -> tuple[tuple[Pe
     """
     least = min(wanted.needs(range(first, first + 1)) for first in range(len(wanted.work)))
     able = tuple(peer for peer, machine in machines.items() if machine.memory >= least)
-    for _, holes in groupby((range(0), *wanted.holes), key=len):
+    room = sum(_most(wanted, machines[peer].memory) for peer in able[:MOST_STAGES])
+    for left_out, holes in groupby((range(0), *wanted.holes), key=len):
+        if room + left_out < len(wanted.work):  # which spares thousands of cuts that do not fit
+            continue
         found = list(_cuts(machines, able, wanted, tuple(holes)))
         if found:
             _, chosen, cut = max(found, key=lambda one: one[0])
             return chosen, cut
     return (), None
+
+
+def _most(wanted: Wanted, memory: int) -> int:
+    """Return the most neighbouring fragments that a machine has memory for."""
+    count = len(wanted.work)
+    for most in range(count, 0, -1):
+        if any(wanted.needs(range(first, first + most)) <= memory for first in range(count - most + 1)):
+            return most
+    return 0
 
 
 def _cuts(
@@ -358,16 +378,17 @@ class GroupSide:
             offload=node.driver.state.offload,
         )
         self._near: frozenset[PeerId] = frozenset()
+        self._needs: Callable[[range], int] = len  # bytes that training a part takes; known once it looked
         self._avoided: dict[PeerId, float] = {}  # until when
-        self._passed_over = set[PeerId]()  # who looked when the group began, and is not in it
+        self._pause = ALONE  # before a group that leaves fragments out is ended for somebody, twice as long each time
 
     def seekers(self) -> Sequence[Seeker]:
         """Return who looks for others now, this peer included, in the order of the ids."""
         directory, me = self._node.directory, self._node.driver.state.me
         found = [
             Seeker(peer, frozenset({"here"}) if peer == me or peer in self._near else frozenset({peer_name(peer)}))
-            for peer, part in directory.parts().items()
-            if not part and (peer == me or (directory.has_answered(peer) and not self._is_avoided(peer)))
+            for peer in directory.sharing()
+            if peer == me or (directory.has_answered(peer) and not self._is_avoided(peer))
         ]
         return sorted(found, key=lambda seeker: seeker.peer)
 
@@ -394,16 +415,24 @@ class GroupSide:
 
     async def look(self, wanted: Wanted | None) -> None:
         """Be in no group, and look for others from now on; None: look no more."""
-        self.record = None
-        self._node.directory.own.train(range(0))
+        self.record, own = None, self._node.directory.own
+        if wanted is None:
+            own.train(range(0))
+        else:
+            own.look()
+            self._needs = wanted.needs
         await self.formation.look(wanted)
 
     async def enter(self, inbox: StageInbox) -> None:
         """Move what crosses in a group, and watch its members, until it is no more."""
-        self.inbox, self._passed_over = inbox, {seeker.peer for seeker in self.seekers()}
+        self.inbox, record = inbox, inbox.record
         async with anyio.create_task_group() as group:
             group.start_soon(self.boundaries.run, inbox)
             group.start_soon(self.watch, inbox)
+            if record.hole is None:
+                self._pause = ALONE
+            elif self._node.driver.state.me == record.members[0] and len(record.members) < MOST_STAGES:
+                group.start_soon(self._fill, inbox, record.hole)
         if self.inbox is inbox:
             self.inbox = None
 
@@ -417,27 +446,36 @@ class GroupSide:
         return anyio.current_time() < self._avoided.get(peer, 0.0)
 
     async def watch(self, inbox: StageInbox) -> None:
-        """End a group when the lease of a member does, until it is no more.
-
-        One that leaves fragments out is ended by its first member, too, when there is one more to take them.
-        """
-        me, directory, record = self._node.driver.state.me, self._node.directory, inbox.record
-        since = dict[PeerId, float]()  # newcomers that found no others
+        """End a group when the lease of a member does, until it is no more."""
+        me, directory = self._node.driver.state.me, self._node.directory
         while not inbox.why:
-            for peer in record.members:
+            for peer in inbox.record.members:
                 if peer != me and peer not in directory.live():
                     inbox.end(f"{peer_name(peer)} is gone")
-            if record.hole is not None and me == record.members[0]:
-                now = anyio.current_time()
-                since = {one.peer: since.get(one.peer, now) for one in self.seekers() if self._is_new(one.peer)}
-                if waiting := [peer for peer, at in since.items() if now - at >= ALONE]:
-                    inbox.end(
-                        f"{peer_name(waiting[0])} is there for fragments {record.hole.start} to {record.hole[-1]}"
-                    )
             await anyio.sleep(LOOK_EVERY)
 
-    def _is_new(self, peer: PeerId) -> bool:
-        return peer not in self._passed_over
+    async def _fill(self, inbox: StageInbox, hole: range) -> None:
+        """End a group that leaves fragments out when somebody looks that has memory for them, until it is no more.
+
+        Who says so may not do it: the next one is waited for twice as long. Of several such groups one should end for
+        one machine, so each waits for a moment of its own.
+        """
+        me = self._node.driver.state.me
+        self._pause, pause = min(2 * self._pause, _LONGEST_PAUSE), self._pause
+        await _until(inbox, pause * (1 + me[-1] / 256))
+        while not inbox.why:
+            for seeker in self.seekers():
+                machine = await self.formation.ask(seeker)
+                if machine is not None and machine.memory >= self._needs(hole):
+                    inbox.end(f"{peer_name(seeker.peer)} is here for the fragments that were left out")
+            await _until(inbox, ALONE)
+
+
+async def _until(inbox: StageInbox, seconds: float) -> None:
+    """Wait so long, or until a group is no more."""
+    until = anyio.current_time() + seconds
+    while not inbox.why and anyio.current_time() < until:
+        await anyio.sleep(LOOK_EVERY)
 
 
 def _is_local(address: str) -> bool:

@@ -248,7 +248,8 @@ class StageInbox:
                 self.waits = (None, self.waits[1] + 1)
                 return place
             if not self.why and waited >= patience:
-                self.end(f"{peer_name(peer)} sent nothing for {patience:.0f} s", peer)
+                waits_itself = len(wanted) > 1 or self.waiting.get(peer, peer) != peer
+                self.end(f"{peer_name(peer)} sent nothing for {patience:.0f} s", None if waits_itself else peer)
             if self.why:
                 raise GroupBroken(self.why)
             goes_on()

@@ -84,6 +84,10 @@ class Directory:
         every = (self.own.draft(), *self.live().values())
         return {lease.peer: lease.part for lease in every if lease.part is not None}
 
+    def sharing(self) -> list[PeerId]:
+        """Return those that look for others to share a replica with; this peer may be one."""
+        return [lease.peer for lease in (self.own.draft(), *self.live().values()) if lease.looks]
+
     def prefer(self, members: Container[PeerId]) -> None:
         """Know ``members``, which may change, by anybody's word; of others it takes a connection."""
         self.table.members = members

@@ -20,7 +20,17 @@ import anyio
 
 from decentral.errors import ConfigError, PayloadError
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
-from decentral.wire.messages import MAX_ADDRESS, MAX_ADDRESSES, MAX_PEERS, Lease, decode, encode, seal_lease
+from decentral.wire.messages import (
+    LOOKS,
+    MAX_ADDRESS,
+    MAX_ADDRESSES,
+    MAX_PEERS,
+    NO_PART,
+    Lease,
+    decode,
+    encode,
+    seal_lease,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +314,14 @@ class OwnLease:
             self._news.set()
 
     def train(self, part: range | None) -> None:
-        """Say which fragments this peer trains; None: all of them, an empty range: none yet, as `Lease` has it."""
-        first, stop = (0, 0) if part is None else (part.start, part.stop) if part else (1, 1)
+        """Say which fragments this peer trains; None: all of them, an empty range: none."""
+        self._say_part(*((0, 0) if part is None else (part.start, part.stop) if part else (NO_PART, NO_PART)))
+
+    def look(self) -> None:
+        """Say that this peer trains none yet, and looks for others to share a replica with."""
+        self._say_part(LOOKS, LOOKS)
+
+    def _say_part(self, first: int, stop: int) -> None:
         self._fields |= {"first": first, "stop": stop}
         self._news.set()
 

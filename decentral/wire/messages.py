@@ -40,6 +40,7 @@ from decentral.wire.keys import DIGEST_NBYTES, SIGNATURE_NBYTES, Digest, PeerId,
 
 __all__ = [
     "ADDRESS",
+    "LOOKS",
     "MAX_ADDRESS",
     "MAX_ADDRESSES",
     "MAX_MESSAGE_NBYTES",
@@ -483,6 +484,7 @@ def _bad_commit(record: Record, what: str) -> PayloadError:
 
 MAX_ADDRESSES = 16
 MAX_ADDRESS = 256  # characters
+LOOKS, NO_PART = 1, 2  # both ends of a part that is empty, in a lease
 
 ADDRESS = Text(MAX_ADDRESS)
 
@@ -505,7 +507,7 @@ class Lease:
     uplink: U64  # bit/s, measured; 0: not yet
     version: Annotated[str, Text(32)]  # of the library
     first: U16 = 0  # fragments that it trains, from this one to the one before ``stop``
-    stop: U16 = 0  # 0: it trains all; ``first``: it trains none yet, and looks for others to share a replica with
+    stop: U16 = 0  # 0: it trains all; ``first``: none
     signature: Signature = bytes(SIGNATURE_NBYTES)
 
     def __hash__(self) -> int:
@@ -516,6 +518,11 @@ class Lease:
     def part(self) -> range | None:
         """The fragments that it trains; None: all."""
         return range(self.first, self.stop) if self.stop else None
+
+    @property
+    def looks(self) -> bool:
+        """It looks for others to share a replica with, and trains none."""
+        return self.first == self.stop == LOOKS
 
     def check(self) -> str | None:
         """The rule across fields that this lease breaks."""

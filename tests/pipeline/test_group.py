@@ -137,14 +137,51 @@ def test_a_row_is_the_same_whoever_comes_and_goes_elsewhere() -> None:
         assert row_of(me.peer, fewer) == row
 
 
-def test_of_many_that_come_one_after_the_other_most_are_in_groups_before_the_last_is_there() -> None:
+def test_of_many_that_come_one_after_the_other_many_are_in_groups_before_the_last_is_there() -> None:
     """One in twenty was, where each newcomer and each group moved all others to other rows."""
 
     async def script(network: Network, group: Any) -> None:
         for number in range(128):
             await network.add(group, Peer(network, number))
             await anyio.sleep(0.2)
-        assert sum(bool(one.groups) for one in network.peers) >= 64
+        assert sum(bool(one.groups) for one in network.peers) >= 40
+        await anyio.sleep(30)
+        assert all(one.groups for one in network.peers)
+
+    in_virtual_time(script)
+
+
+def test_two_rows_of_which_neither_has_memory_for_the_model_become_one() -> None:
+    async def script(network: Network, group: Any) -> None:
+        peers = sorted((Peer(network, number) for number in range(10)), key=lambda one: one.peer)
+        seekers = [Seeker(one.peer, frozenset()) for one in peers]
+        for row in (row_of(peers[0].peer, seekers), row_of(peers[-1].peer, seekers)):
+            held = iter([3, 3, 3, 0, 0])  # of which four are to make up twelve
+            for one in peers:
+                if one.peer in {seeker.peer for seeker in row}:
+                    one.wanted = replace(WANTED, mine=Machine(next(held), 1e6))
+        await network.add(group, *peers)
+        await anyio.sleep(100)
+        assert not any(one.groups for one in peers)
+        await anyio.sleep(100)
+        assert sum(bool(one.groups) for one in peers) == 4
+
+    in_virtual_time(script)
+
+
+def test_one_that_comes_and_goes_keeps_nobody_from_being_a_group() -> None:
+    async def script(network: Network, group: Any) -> None:
+        peers = [Peer(network, number) for number in range(3)]
+        await network.add(group, *peers)
+        flickers = max(peers, key=lambda one: one.peer)
+        for _ in range(20):
+            network.looking.remove(flickers)
+            await anyio.sleep(1)
+            network.looking.append(flickers)
+            await anyio.sleep(1)
+            if flickers.groups:
+                break
+        assert all(one.groups for one in peers if one is not flickers)
 
     in_virtual_time(script)
 
@@ -168,7 +205,9 @@ def test_machines_that_hold_too_little_do_without_a_stage_where_the_terms_allow_
         small = replace(WANTED, mine=Machine(5, 1e6), holes=holes_of([True] * FRAGMENTS, 3))
         peers = [Peer(network, number, small) for number in range(2)]
         await network.add(group, *peers)
-        await anyio.sleep(20)
+        await anyio.sleep(12)
+        assert not any(one.groups for one in peers), "a third one may be on its way"
+        await anyio.sleep(30)
         (record,) = {one.groups[-1] for one in peers}
         assert record.hole == range(5, 7)
         assert sum(len(record.part_of(one.peer)) for one in peers) == 10

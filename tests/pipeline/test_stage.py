@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -120,6 +120,15 @@ def train_whole(steps: list[list[Tensor]], clip: float | None) -> tuple[Language
         optimizer.zero_grad()
         losses.append(total / len(step))
     return whole, losses
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Stages are threads already, and those of torch wait for one another on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def train_in_stages(
