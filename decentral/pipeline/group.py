@@ -81,6 +81,10 @@ class Finder(Protocol):
         """Return who looks for others now, this peer included, in the order of the ids."""
         ...
 
+    def is_member(self, peer: PeerId) -> bool:
+        """Tell whether a peer is in the run: it may have a group already, and room for one more in it."""
+        ...
+
 
 class Formation:
     """The part of one peer in the forming of groups. Made before its transport is entered, as it serves."""
@@ -233,7 +237,8 @@ class Formation:
     async def _answer(self, peer: PeerId, data: bytes) -> bytes:
         """Answer a peer that proposes. PayloadError."""
         kind, body, wanted = data[:1], data[1:], self._wanted
-        if wanted is None or peer not in {seeker.peer for seeker in self._finder.seekers()}:
+        looks = peer in {seeker.peer for seeker in self._finder.seekers()}
+        if wanted is None or not (looks or (kind == _ASK and self._finder.is_member(peer))):
             raise PayloadError("one of the two looks for no others; drop it")
         if kind == _ASK and not body:
             mine = wanted.mine
@@ -391,6 +396,10 @@ class GroupSide:
             if peer == me or (directory.has_answered(peer) and not self._is_avoided(peer))
         ]
         return sorted(found, key=lambda seeker: seeker.peer)
+
+    def is_member(self, peer: PeerId) -> bool:
+        """Tell whether a peer is in the run."""
+        return peer in self._node.driver.head.members
 
     async def run(self) -> None:
         """Form groups while this peer looks for others, and know who is near, until cancelled."""

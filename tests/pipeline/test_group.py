@@ -54,6 +54,9 @@ class Peer:
         looking = [one for one in self.network.looking if one in self.network.known_to(self)]
         return sorted((Seeker(one.peer, frozenset({one.home})) for one in looking), key=lambda one: one.peer)
 
+    def is_member(self, peer: PeerId) -> bool:
+        return peer in self.network.members
+
     def _begins(self, record: GroupRecord) -> None:
         self.groups.append(record)
         self.network.looking.remove(self)
@@ -62,7 +65,7 @@ class Peer:
 class Network:
     def __init__(self) -> None:
         self.memory = MemoryNetwork(latency=0.02)
-        self.peers, self.looking = list[Peer](), list[Peer]()
+        self.peers, self.looking, self.members = list[Peer](), list[Peer](), list[PeerId]()
 
     def known_to(self, peer: Peer) -> Sequence[Peer]:
         return self.peers
@@ -319,6 +322,23 @@ def test_who_signed_and_heard_nothing_more_may_sign_for_another() -> None:
         other.formation._wanted = third.formation._wanted = None  # nobody proposes meanwhile
         await anyio.sleep(PLEDGED + 1)
         assert await ask(third, me, b"\1" + to_bytes(record_of(me, third)))
+
+    in_virtual_time(script)
+
+
+def test_a_member_that_has_a_group_may_ask_what_one_has_that_looks_and_no_more() -> None:
+    async def script(network: Network, group: Any) -> None:
+        me, member = Peer(network, 0), Peer(network, 1)
+        await network.add(group, me)
+        await network.add(group, member, looks=False)
+        network.members.append(member.peer)
+        found = await member.formation.ask(Seeker(me.peer, frozenset()))
+        assert found is not None
+        assert found.memory == WANTED.mine.memory
+        with pytest.raises(TransportError):
+            await ask(member, me, b"\1" + to_bytes(record_of(me, member)))
+        await me.formation.look(None)
+        assert await member.formation.ask(Seeker(me.peer, frozenset())) is None
 
     in_virtual_time(script)
 
