@@ -147,6 +147,7 @@ def test_each_stage_in_turn_is_killed_and_a_spare_takes_its_place(swarm_of: Call
     swarm.check()
 
 
+@pytest.mark.long
 def test_without_a_spare_the_middle_stage_is_left_out_where_the_terms_allow_it_until_there_is_one(
     swarm_of: Callable[..., Swarm],
 ) -> None:

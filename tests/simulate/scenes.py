@@ -30,3 +30,9 @@ class Befalls:
 def befalls(story: Callable[[World], Awaitable[None]]) -> Afflict:
     """For `decentral.simulate.simulation.simulate`."""
     return lambda world: Befalls(story, world)  # type: ignore[arg-type]  # a World is what is afflicted
+
+
+async def until_true(holds: Callable[[], bool]) -> None:
+    """Wait in virtual time."""
+    while not holds():
+        await anyio.sleep(0.25)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from decentral.simulate.scenario import PROFILES
 from decentral.simulate.simulation import forecast, simulate
 from tests.simulate import await_points, run
 from tests.simulate.draws import drawn, of_many_groups, scenario
-from tests.simulate.scenes import CALM, befalls
+from tests.simulate.scenes import CALM, befalls, until_true
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 20  # the planted bugs of tests/faults are caught within 20; more seeds show more than more rounds of each
@@ -202,3 +203,29 @@ def test_a_machine_that_is_started_twice_in_one_moment_runs_one_process():
     outcome = simulate(replace(drawn(2, 5), profile=CALM, hosts=3), befalls(started_twice))
     assert outcome.sound, outcome.to_dict()["problems"]
     assert sum(entry.host == 1 for entry in outcome.trace.of("started")) == 2
+
+
+def test_a_replica_does_without_a_stage_until_the_machine_is_back():
+    """And is cut anew then, though the group that went on without it had nothing to complain of."""
+
+    def is_in_a_group(host):
+        return host.process is not None and host.process.side is not None and host.process.side.inbox is not None
+
+    async def stage_is_lost(world):
+        sharing = [host for host in world.hosts if host.shares_with is not None]
+        await until_true(lambda: all(map(is_in_a_group, sharing)))
+        sharing[1].crash()
+        await sharing[1].ended.wait()
+        others = [host for host in sharing if host is not sharing[1]]
+        await until_true(lambda: all(is_in_a_group(host) and host.process.side.inbox.record.hole for host in others))
+        world.start(sharing[1])
+        await until_true(lambda: all(map(is_in_a_group, sharing)))
+
+    usual = scenario(1, 60, kind="groups")
+    manifest = usual.manifest.changed(outer={"skip": 0.5, "overlap": 0})
+    few = {"hosts": 5, "groups": 1, "stages": 4, "spares": 0, "step_seconds": 1.0}
+    four = replace(usual, manifest=manifest, profile=CALM, **few)
+    outcome = simulate(four, befalls(stage_is_lost))
+    assert outcome.sound, outcome.to_dict()["problems"]
+    left_out = [len(entry.fields["left_out"]) for entry in outcome.trace.of("group_formed")]
+    assert [count for count, _ in groupby(left_out)] == [0, 1, 0]
