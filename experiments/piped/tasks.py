@@ -38,7 +38,6 @@ from decentral.pipeline.boundary import (
     draw_basis,
     onto,
 )
-from decentral.pipeline.turns import FAR, NEAR
 from decentral.tasks.language_model import LanguageModel, build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
 
@@ -344,7 +343,7 @@ class NoFlushNear(Unrounded):
     Inconsistency", 2026, arXiv:2606.07881.
     """
 
-    lead: ClassVar[int] = NEAR
+    lead: ClassVar[int] = 2
     behind: ClassVar[int] = 1  # steps between the weights that they go forward through and those that they go back
 
     def __init__(self, manifest: Manifest, peers: int) -> None:
@@ -419,7 +418,7 @@ def _back(passes: Sequence[_Passes], loss: Tensor) -> None:
 class NoFlushFar(NoFlushNear):
     """As many in flight as a line over the internet wants."""
 
-    lead = FAR
+    lead = 4
 
 
 class EightLate(NoFlushFar):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.pipeline.turns import FAR, NEAR, StageSpeed, Turn, turns_of
+from decentral.pipeline.turns import FAR, NEAR, StageSpeed, Turn, Turns
 
 tasks = pytest.importorskip("experiments.piped.tasks", reason="not part of a source distribution")
 times = pytest.importorskip("experiments.piped.times", reason="not part of a source distribution")
@@ -56,9 +56,11 @@ class Chain(nn.Module):
 
 def in_flight(stage: int, lead: int) -> int:
     """Return how many of the next step went forward before this step's last went back, by the order of turns."""
-    turns = turns_of(stage, tasks.STAGES, 2 * ROWS, lead)
-    before = turns[: turns.index(Turn(False, ROWS - 1))]
-    return min(sum(turn.forward for turn in before) - ROWS, ROWS - 1)  # of one later step at most, and not all of it
+    turns, forward = Turns(stage, tasks.STAGES, 2 * ROWS, lead), 0
+    while (turn := turns.next()[0]) != Turn(False, ROWS - 1):
+        turns.take(turn)
+        forward += turn.forward
+    return min(forward - ROWS, ROWS - 1)  # of one later step at most, and not all of it
 
 
 @pytest.mark.parametrize("lead", [NEAR, FAR])
