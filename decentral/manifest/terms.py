@@ -592,6 +592,12 @@ class Manifest(Table):
         """blake2b-256 of the values: the run's id."""
         return hashlib.blake2b(_DOMAIN + canonical(self), digest_size=32).digest()
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # Any: pydantic's
+        """Return a copy, whose digest is its own."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("digest", None)
+        return copied
+
     @property
     def run_id(self) -> str:
         """The digest's first 12 hexadecimal digits, for people."""

@@ -190,3 +190,10 @@ def test_the_summary_says_what_joining_means_in_a_few_lines(manifest: Manifest) 
     asked = summary(manifest.changed(swarm={"redundancy": {"keepers": 4}}))
     assert "keeps   1024 MB of others' sealed state in memory at most; 4 members keep yours, 2 give it back" in asked
     assert "your own script's" in summary(manifest.changed(model={"task": "custom"}))
+
+
+def test_a_copy_with_other_values_has_a_digest_of_its_own() -> None:
+    terms = preset_manifest("diloco")
+    before, run = terms.digest, terms.run.model_copy(update={"rounds": terms.run.rounds + 1})
+    assert terms.model_copy(update={"run": run}).digest == terms.changed(run={"rounds": run.rounds}).digest != before
+    assert terms.model_copy().digest == before
