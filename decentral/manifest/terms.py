@@ -592,9 +592,9 @@ class Manifest(Table):
         """blake2b-256 of the values: the run's id."""
         return hashlib.blake2b(_DOMAIN + canonical(self), digest_size=32).digest()
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # Any: pydantic's
-        """Return a copy, whose digest is its own."""
-        copied = super().model_copy(update=update, deep=deep)
+    def __copy__(self) -> Self:
+        """Return a copy that has no digest yet: ``model_copy`` gives it other values."""
+        copied = super().__copy__()
         copied.__dict__.pop("digest", None)
         return copied
 

@@ -54,7 +54,7 @@ def test_no_guarantee_is_broken_where_some_train_a_part_of_the_model(seed):
     assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, "parts")
 
 
-@pytest.mark.parametrize("seed", seeds([2, 3, 4], 1, *range(5, 15)))
+@pytest.mark.parametrize("seed", seeds([2, 3, 5], 1, *range(6, 15)))
 def test_no_guarantee_is_broken_where_some_share_a_replica(seed):
     """``make simulate ARGS=--groups`` has more. Every await point of a step is one at which a machine may end."""
     outcome = simulate(scenario(seed, 20, kind="groups"))
