@@ -410,6 +410,11 @@ class Outer(Table):
         return describe_keys(self.method)
 
     @property
+    def most_skipped(self) -> int:
+        """Fragments that a replica of several machines may do without."""
+        return int((self.skip or 0.0) * self.fragments + 1e-9)  # 0.29 of 100 is 29
+
+    @property
     def fragment_layout(self) -> Literal["strided", "stages"]:
         """How blocks are dealt out to fragments, when it is unset, too."""
         return self.layout or "strided"

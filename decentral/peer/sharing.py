@@ -203,7 +203,7 @@ class _Host:
 
     def _holes(self) -> list[range]:
         """Return what may be left out, by the run's terms, and because states have one form before and after."""
-        most = int((self._part.swarm.node.manifest.outer.skip or 0.0) * len(self._segments))
+        most = self._part.swarm.node.manifest.outer.most_skipped
         if not most:
             return []
         skippable, made = [], self._inputs[:1]

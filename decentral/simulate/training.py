@@ -252,10 +252,10 @@ PATIENCE = 60.0  # s of virtual time
 ONE = torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
-def wanted(fragments: int, stages: int, skip: float) -> Wanted:
+def wanted(fragments: int, stages: int, skipped: int) -> Wanted:
     """Return what such a peer wants a group for: so many machines hold the model together, and fewer do not.
 
-    ``skip``: share of the fragments that fewer may do without.
+    ``skipped``: fragments that fewer may do without.
     """
     held = -(-fragments // stages)
     return Wanted(
@@ -264,7 +264,7 @@ def wanted(fragments: int, stages: int, skip: float) -> Wanted:
         needs=len,
         nbytes=4.0,
         micro_batches=lambda count: MICRO_BATCHES,
-        holes=holes_of([True] * fragments, int(skip * fragments)),
+        holes=holes_of([True] * fragments, skipped),
     )
 
 
@@ -273,8 +273,7 @@ class StageTrainer(Trainer):
 
     def __init__(self, *given: Any, side: GroupSide, swarm: SameLoop, stages: int) -> None:
         super().__init__(*given, is_stage=True)
-        skip = self.node.manifest.outer.skip or 0.0
-        self._wanted = wanted(self.schedule.num_fragments, stages, skip)
+        self._wanted = wanted(self.schedule.num_fragments, stages, self.node.manifest.outer.most_skipped)
         self._stages = StageLoop(side, swarm, self, LoopBell(), PATIENCE)
         self._side = side
 

@@ -197,3 +197,10 @@ def test_a_copy_with_other_values_has_a_digest_of_its_own() -> None:
     before, run = terms.digest, terms.run.model_copy(update={"rounds": terms.run.rounds + 1})
     assert terms.model_copy(update={"run": run}).digest == terms.changed(run={"rounds": run.rounds}).digest != before
     assert terms.model_copy().digest == before
+
+
+@pytest.mark.parametrize(("skip", "fragments", "most"), [(None, 8, 0), (0.25, 8, 2), (0.3, 4, 1), (0.29, 100, 29)])
+def test_a_share_of_the_fragments_may_be_nobodys(skip: float | None, fragments: int, most: int) -> None:
+    outer = {"fragments": fragments, "layout": "stages", "skip": skip}
+    terms = preset_manifest("diloco", steps=fragments, outer=outer, model={"task": "custom"})
+    assert terms.outer.most_skipped == most
